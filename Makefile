@@ -1,0 +1,57 @@
+# Everything runs from a clean checkout with Go, gcc, git and make. `make demo` and `make test` are all that a newcomer needs.
+GO          ?= go
+BIN         := bin
+VERSION     ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+LDFLAGS     := -s -w -X main.version=$(VERSION)
+BUILD_FLAGS := -trimpath -buildvcs=false -ldflags '$(LDFLAGS)'
+TOOLS       := packaging/tools
+TEST_FLAGS  ?= -timeout 14m
+
+.PHONY: all build tools tools-s3 demo test test-race lint fmt bench clean help
+
+all: build
+
+help: ## list the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+build: ## build bin/etcd-warden
+	CGO_ENABLED=0 $(GO) build $(BUILD_FLAGS) -o $(BIN)/etcd-warden ./cmd/etcd-warden
+
+# The tools are real programs built from pinned modules of their own, so that none of their dependencies reach our go.mod.
+# A tool is rebuilt only when its go.mod or go.sum changes.
+tools: $(BIN)/etcd $(BIN)/etcdctl $(BIN)/etcdutl ## build the pinned real etcd, etcdctl and etcdutl (once, a few minutes on a cold cache)
+
+tools-s3: $(BIN)/versitygw ## build the S3 server that the tests use (once, a few minutes on a cold cache)
+
+define tool # $(1) program, $(2) module directory, $(3) package, $(4) why
+$(BIN)/$(1): $(TOOLS)/$(2)/go.mod $(TOOLS)/$(2)/go.sum
+	@echo "building $(1) ($(4)); the first time takes a few minutes, then it is cached"
+	@mkdir -p $(BIN)
+	cd $(TOOLS)/$(2) && CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '-s -w' -o $(CURDIR)/$(BIN)/$(1) $(3)
+	@touch $$@
+endef
+$(eval $(call tool,etcd,etcd-3.6,go.etcd.io/etcd/server/v3,the etcd that demo and tests supervise))
+$(eval $(call tool,etcdctl,etcd-3.6,go.etcd.io/etcd/etcdctl/v3,to look into that etcd))
+$(eval $(call tool,etcdutl,etcd-3.6,go.etcd.io/etcd/etcdutl/v3,to check our snapshots with etcd's own tool))
+$(eval $(call tool,versitygw,s3,github.com/versity/versitygw/cmd/versitygw,a real S3 server for the tests))
+
+demo: build tools ## an ownership change, start to end, on loopback
+	$(BIN)/etcd-warden demo $(DEMO_FLAGS)
+
+test: build tools tools-s3 ## all tests, with the race detector
+	$(GO) test -race -buildvcs=false $(TEST_FLAGS) ./...
+
+test-race: test ## the same as test: the race detector is always on
+
+bench: ## benchmarks
+	$(GO) test -buildvcs=false -run '^$$' -bench . -benchmem ./...
+
+fmt: ## format
+	gofmt -l -w cmd supervisor ownership snapshot signals
+
+lint: ## formatting and vet
+	@test -z "$$(gofmt -l cmd supervisor ownership snapshot signals)" || { gofmt -l cmd supervisor ownership snapshot signals; exit 1; }
+	$(GO) vet -buildvcs=false ./...
+
+clean: ## remove what was built
+	rm -rf $(BIN)

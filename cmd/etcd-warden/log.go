@@ -1,0 +1,45 @@
+package main
+
+import (
+	"io"
+	"os"
+	"time"
+
+	"github.com/rs/zerolog"
+	"github.com/rs/zerolog/diode"
+	"github.com/urfave/cli/v2"
+	"golang.org/x/term"
+)
+
+// logQueue is how many lines may wait for a slow stderr; older ones are dropped and counted. A full pipe behind stderr
+// must never hold up a kill.
+const logQueue = 4096
+
+// newLogger makes the program's logger. The returned function flushes it, but waits for a blocked stderr one second at
+// most.
+func newLogger(c *cli.Context) (zerolog.Logger, func(), error) {
+	level, err := zerolog.ParseLevel(c.String("log-level"))
+	if err != nil || level == zerolog.NoLevel {
+		return zerolog.Logger{}, nil, badConfig("--log-level %q: want debug, info, warn or error", c.String("log-level"))
+	}
+	zerolog.TimeFieldFormat, zerolog.DurationFieldInteger = "2006-01-02T15:04:05.000000Z07:00", true
+	var out io.Writer = os.Stderr
+	terminal := term.IsTerminal(int(os.Stderr.Fd()))
+	switch format := c.String("log-format"); {
+	case format == "console", format == "auto" && terminal:
+		out = zerolog.ConsoleWriter{Out: os.Stderr, TimeFormat: "15:04:05.000", NoColor: !terminal || os.Getenv("NO_COLOR") != ""}
+	case format == "json", format == "auto":
+	default:
+		return zerolog.Logger{}, nil, badConfig("--log-format %q: want json, console or auto", format)
+	}
+	queue := diode.NewWriter(struct{ io.Writer }{out}, logQueue, 0, func(int) {}) // hides Close: stderr stays ours
+	flush := func() {
+		done := make(chan struct{})
+		go func() { defer close(done); queue.Close() }()
+		select {
+		case <-done:
+		case <-time.After(time.Second):
+		}
+	}
+	return zerolog.New(queue).Level(level).With().Timestamp().Logger(), flush, nil
+}

@@ -136,11 +136,12 @@ func (s *step) unknownOurs() {
 	switch {
 	case !s.boot.HasData && !unborn:
 		s.because("we hold generation %d, but the data directory is gone", h.Generation)
-		if s.boot.TakeOver && s.regained() {
+		switch {
+		case !s.boot.TakeOver:
+			s.raise(AlarmDataMissing, "%s: is a volume not mounted? If the data is lost for good, restart with a take-over to restore the newest snapshot", s.why)
+		case s.regained():
 			s.to(WaitFinal, "giving up generation %d, whose data is gone", h.Generation)
-			return
 		}
-		s.raise(AlarmDataMissing, "%s: is a volume not mounted? If the data is lost for good, restart with a take-over to restore the newest snapshot", s.why)
 	case s.others >= s.set.lostCount && s.boot.HasData:
 		s.to(Fenced, "the record names %q, and we hold the unfinished generation %d", s.last.Value, h.Generation)
 		s.do(Mark{Phase: PhaseLost, Generation: h.Generation})

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"time"
 )
 
@@ -272,7 +271,7 @@ func (e Entry) Encode() ([]byte, error) {
 	return append(b, '\n'), nil
 }
 
-// DecodeEntry reads one entry: strict JSON, no unknown or repeated use, nothing after it. The error is an [*EntryError].
+// DecodeEntry reads one entry: strict JSON, no unknown field, nothing after it. The error is an [*EntryError].
 func DecodeEntry(b []byte) (Entry, error) {
 	if len(b) > MaxEntrySize {
 		return Entry{}, &EntryError{Why: fmt.Sprintf("%d bytes, more than the %d that an entry may have", len(b), MaxEntrySize)}
@@ -293,9 +292,6 @@ func DecodeEntry(b []byte) (Entry, error) {
 	d.DisallowUnknownFields()
 	if err := d.Decode(&e); err != nil {
 		return Entry{}, &EntryError{Seq: v.Seq, Why: err.Error()}
-	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return Entry{}, &EntryError{Seq: v.Seq, Why: "something follows the JSON object"}
 	}
 	if err := e.Validate(); err != nil {
 		return Entry{}, err

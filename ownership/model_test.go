@@ -346,7 +346,7 @@ func (c *modelConfig) normal(s site) site {
 	}
 	if m.headKnown && !m.head.Empty {
 		m.head.Reason = ""
-		m.head.Owner = "" // the instance says the same
+		m.head.Owner = ""                  // the instance says the same
 		seq := max(m.head.Seq, modelSeq-1) // old is old
 		for _, of := range []*uint64{&m.waitSeq, &m.restoreSeq} {
 			if *of == m.head.Seq {

@@ -100,7 +100,7 @@ func (s Settings) checkName() error {
 		return errors.New("owner-name is empty: set it to the absolute name of the owner record, such as owner.c1.example.org.")
 	case !strings.HasSuffix(s.Name, "."):
 		return fmt.Errorf("owner-name %q is relative: end it with a dot (%s.), so that no search list can answer for it", s.Name, s.Name)
-	case !ok || labels < 1 || !dns.IsFqdn(s.Name) || strings.ContainsFunc(s.Name, notInName):
+	case !ok || labels < 1 || s.Name == "." || !dns.IsFqdn(s.Name) || strings.ContainsFunc(s.Name, notInName):
 		return fmt.Errorf("owner-name %q is not a domain name: labels of 1 to 63 characters, 253 in all, no spaces, no wildcard", s.Name)
 	}
 	return nil
@@ -193,8 +193,9 @@ func (s Settings) checkBounds() error {
 	if s.SuspectInterval > s.Interval {
 		refuse("i > I: owner-suspect-interval %s is longer than owner-interval %s: lower it", s.SuspectInterval, s.Interval)
 	}
-	if s.Interval+s.PollTimeout > s.MaxGap {
-		refuse("I + P > J: owner-interval %s + owner-poll-timeout %s is longer than owner-max-gap %s: one lost answer would cost a journal entry; raise the gap", s.Interval, s.PollTimeout, s.MaxGap)
+	worst := t + s.Interval*11/10 + s.PollTimeout // the age of a proof just before the next, from a cache
+	if worst > s.MaxGap {
+		refuse("T + 1.1 I + P > J: owner-record-ttl %s + 1.1 owner-interval %s + owner-poll-timeout %s = %s is longer than owner-max-gap %s: cached answers would cost a journal entry each; raise the gap", t, s.Interval, s.PollTimeout, worst, s.MaxGap)
 	}
 	if e == 0 && !s.UnsafeNoLease {
 		refuse("owner-lease 0: an owner that is cut off would serve for ever; set a lease, or owner-unsafe-no-lease if that is what you want")
@@ -209,7 +210,7 @@ func (s Settings) checkBounds() error {
 	if e > 0 && s.MaxGap >= e {
 		refuse("J >= E: owner-max-gap %s is not shorter than owner-lease %s: lower the gap", s.MaxGap, e)
 	}
-	if worst := t + s.Interval*11/10 + s.PollTimeout; e > 0 && e <= worst {
+	if e > 0 && e <= worst {
 		refuse("E <= T + 1.1 I + P: owner-lease %s would run out between two good polls (%s); raise it", e, worst)
 	}
 	return errors.Join(errs...)

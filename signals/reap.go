@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 	"unsafe"
@@ -114,7 +117,7 @@ func (r *Reaper) Changed() <-chan struct{} {
 
 // Empty says that there is no child left, alive or dead: the kernel's own word (ECHILD), not a look around.
 func (r *Reaper) Empty() bool {
-	_, err := peek()
+	_, err := peek(unix.P_ALL, 0)
 	return errors.Is(err, unix.ECHILD)
 }
 
@@ -172,7 +175,7 @@ func (r *Reaper) drainSome() (more, waiting bool, err error) {
 	}
 	// 2. All others, one at a time: the kernel always shows the first dead one.
 	for taken < reapBatch {
-		pid, err := peek()
+		pid, err := peek(unix.P_ALL, 0)
 		if errors.Is(err, unix.ECHILD) || (err == nil && pid == 0) {
 			clear(r.strangers)
 			return false, false, nil
@@ -205,7 +208,32 @@ func (r *Reaper) leaveToItsWaiter(pid int) bool {
 		return true
 	}
 	delete(r.strangers, pid)
+	r.noteOtherStrangers() // an orphan after all, of a stranger: where there is one there are more
 	return false
+}
+
+// noteOtherStrangers has the patience with all dead strangers begin now. The kernel shows only the first of them, so
+// that many would otherwise be waited for one after the other. Without /proc they are.
+func (r *Reaper) noteOtherStrangers() {
+	lists, _ := filepath.Glob("/proc/self/task/*/children") // the pattern is constant and well-formed
+	for _, list := range lists {
+		b, _ := os.ReadFile(list) // a thread that has ended has no children
+		for field := range strings.FieldsSeq(string(b)) {
+			pid, err := strconv.Atoi(field)
+			if err != nil || r.processes[pid] != nil {
+				continue
+			}
+			if group, err := unix.Getpgid(pid); err != nil || group != r.group {
+				continue
+			}
+			if dead, err := peek(unix.P_PID, pid); err != nil || dead == 0 {
+				continue
+			}
+			if _, known := r.strangers[pid]; !known {
+				r.strangers[pid] = time.Now()
+			}
+		}
+	}
 }
 
 // take waits for one process (or one of a group, if negative) without blocking and says whether there was a change.
@@ -240,14 +268,15 @@ func wait4(who int, status *unix.WaitStatus, options int) (int, error) {
 	}
 }
 
-// peek returns the PID of a dead child without reaping it, 0 if all live, ECHILD if there is none at all.
-func peek() (int, error) {
+// peek returns the PID of a dead child without reaping it, 0 if all live, ECHILD if there is none at all. It looks at all
+// children (unix.P_ALL, 0) or at one (unix.P_PID, its PID).
+func peek(which, id int) (int, error) {
 	var info struct {
 		unix.Siginfo
 		_ [0]uintptr
 	}
 	for {
-		err := unix.Waitid(unix.P_ALL, 0, &info.Siginfo, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
+		err := unix.Waitid(which, id, &info.Siginfo, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
 		if errors.Is(err, unix.EINTR) {
 			continue
 		}

@@ -308,3 +308,72 @@ func TestRestoreTurnsEtcdsRefusalIntoAnError(t *testing.T) {
 }
 
 func sha256Of(b []byte) []byte { s := sha256.Sum256(b); return s[:] }
+
+// An etcd of another user must be able to read what root restored for it.
+func TestRestoreKeepsTheOwner(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root may give files away")
+	}
+	data, _ := filledDataDir(t)
+	file, _ := captureFile(t, data)
+	target := filepath.Join(t.TempDir(), "etcd")
+	if err := errors.Join(os.Mkdir(target, 0o700), os.Chown(target, 12345, 54321)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Restore(t.Context(), restoreConfig(file, target)); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{target, DataDirs{Data: target}.DB(), DataDirs{Data: target}.Log()} {
+		st, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if owner := st.Sys().(*syscall.Stat_t); owner.Uid != 12345 || owner.Gid != 54321 {
+			t.Errorf("%s belongs to %d:%d, want 12345:54321", path, owner.Uid, owner.Gid)
+		}
+	}
+}
+
+// A service that may write to its data directory and not beside it can restore all the same.
+func TestRestoreWorksInsideWhereItMayNotWriteBeside(t *testing.T) {
+	if os.Geteuid() == 0 {
+		t.Skip("root may write everywhere")
+	}
+	data, revision := filledDataDir(t)
+	file, _ := captureFile(t, data)
+	parent := t.TempDir()
+	target := filepath.Join(parent, "etcd")
+	if err := errors.Join(os.CopyFS(target, os.DirFS(data)), os.Chmod(parent, 0o500)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.Chmod(parent, 0o700) })
+	cfg := restoreConfig(file, target)
+	cfg.ForceRename = true
+	res, err := Restore(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if filepath.Dir(res.Replaced) != target || len(entries(t, target)) != 2 {
+		t.Errorf("replaced %q, the target holds %v; want member and what it was", res.Replaced, entries(t, target))
+	}
+	if _, p := captureFile(t, target); p.Revision != revision {
+		t.Errorf("restored revision %d, want %d", p.Revision, revision)
+	}
+}
+
+// A crash between the two renames leaves no directory in place: the next restore must succeed and keep the old one.
+func TestRestoreRecoversFromACrashBetweenTheRenames(t *testing.T) {
+	data, _ := filledDataDir(t)
+	file, _ := captureFile(t, data)
+	parent := t.TempDir()
+	old := filepath.Join(parent, "etcd.replaced-20260101T000000Z")
+	if err := errors.Join(os.CopyFS(old, os.DirFS(data)), os.CopyFS(filepath.Join(parent, ".etcd.restoring-1", "data"), os.DirFS(data))); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Restore(t.Context(), restoreConfig(file, filepath.Join(parent, "etcd"))); err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Join(entries(t, parent), " "); got != "etcd "+filepath.Base(old) {
+		t.Errorf("got %s, want the restored and the old directory", got)
+	}
+}

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -29,6 +30,7 @@ type s3Store struct {
 	limits Limits
 	log    zerolog.Logger
 
+	buffers     sync.Pool    // of *[]byte with the capacity of one part
 	bucketSeen  atomic.Bool  // something in the bucket has answered, so that a bare 404 speaks of the key
 	clockOffset atomic.Int64 // the server's clock minus ours, in ns, from the last answer
 }

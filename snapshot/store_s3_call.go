@@ -27,7 +27,10 @@ type call struct {
 	timer      *time.Timer
 	limit      time.Duration
 	stopped    bool
+	handedOver bool // to the reader of the answer's body, whose Close ends the call
+	bodies     []*sentBody
 	retryAfter time.Duration
+	asked      bool          // the answer has a Retry-After
 	offset     time.Duration // the server's clock minus ours
 	answered   bool
 }
@@ -60,26 +63,53 @@ func (c *call) sent() {
 	}
 }
 
-// rest suspends the watch, for as long as a reader of the answer does not read.
+// rest suspends the watch, for as long as a reader of the answer does not read: a slow disk over here is no fault over there.
 func (c *call) rest() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.timer.Stop()
 }
 
-// stop ends the call for good and frees its context.
+// handOver leaves the end of the call to the Close of the answer's body.
+func (c *call) handOver() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.handedOver = true
+	c.timer.Stop()
+}
+
+func (c *call) isHandedOver() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.handedOver
+}
+
+// watch makes the call the owner of a request's body.
+func (c *call) watch(b *sentBody) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.bodies = append(c.bodies, b)
+}
+
+// stop ends the call for good and frees its context. Afterwards nothing reads the request's body any more, so that its buffer may be used again: the transport
+// alone gives no such promise for a request that was cancelled or answered early.
 func (c *call) stop() {
 	c.mu.Lock()
 	c.stopped = true
 	c.timer.Stop()
+	bodies := c.bodies
 	c.mu.Unlock()
 	c.cancel(nil)
+	for _, b := range bodies {
+		b.detach()
+	}
 }
 
-func (c *call) after() time.Duration {
+// after is how long the server asked to be left alone, if it did.
+func (c *call) after() (wait time.Duration, asked bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.retryAfter
+	return c.retryAfter, c.asked
 }
 
 func (c *call) clockOffset() time.Duration {
@@ -103,7 +133,7 @@ func (s *s3Store) retryOpen(ctx context.Context, op, key string, f func(context.
 		if err != nil {
 			c.stop()
 		} else {
-			c.rest()
+			c.handOver()
 		}
 		return err
 	})
@@ -147,7 +177,8 @@ func (s *s3Store) attempts(ctx context.Context, op, key string, lim attemptLimit
 			wait = 0
 		}
 		wait = max(wait, ThrottledFor(failure.err))
-		if lim.tries > 0 && try >= lim.tries || lim.budget > 0 && time.Since(firstFailure)+wait > lim.budget {
+		// A small request is not worth a long wait: the caller learns for how long, and decides.
+		if lim.tries > 0 && (try >= lim.tries || wait > maxBackoff) || lim.budget > 0 && time.Since(firstFailure)+wait > lim.budget {
 			return failure.err
 		}
 		s.log.Warn().Str("op", op).Str("key", key).Int("attempt", try).Int64("wait_ms", wait.Milliseconds()).Err(failure.err).Msg("store call failed, trying again")
@@ -172,7 +203,7 @@ func retryWait(first time.Duration, try int) time.Duration {
 	return d/2 + rand.N(d/2+1)
 }
 
-// callBody is the body of an answer: each read is watched for a stall, and closing it ends the call.
+// callBody is the body of an answer: each read is watched for a stall, and closing it ends a call that was handed over to it.
 type callBody struct {
 	io.ReadCloser
 	call *call
@@ -182,28 +213,56 @@ type callBody struct {
 func (b *callBody) Read(p []byte) (int, error) {
 	b.call.moved()
 	n, err := b.ReadCloser.Read(p)
+	b.call.rest()
 	if err != nil {
-		if cause := context.Cause(b.ctx); cause != nil && errors.As(cause, new(errStalled)) {
-			err = fmt.Errorf("%w: %w", ErrUnavailable, cause)
+		if stalled, ok := errors.AsType[errStalled](context.Cause(b.ctx)); ok {
+			err = fmt.Errorf("%w: %w", ErrUnavailable, stalled)
 		}
 	}
 	return n, err
+}
+
+func (b *callBody) Close() error {
+	err := b.ReadCloser.Close()
+	if b.call.isHandedOver() {
+		b.call.stop()
+	}
+	return err
 }
 
 // sentBody is the body of a request: each read shows that the line takes bytes.
 type sentBody struct {
 	io.ReadCloser
 	call *call
-	left int64
+
+	mu       sync.Mutex // guards what follows, and every read
+	left     int64
+	detached bool
 }
 
 func (b *sentBody) Read(p []byte) (int, error) {
-	n, err := b.ReadCloser.Read(p)
-	b.left -= int64(n)
-	if err == io.EOF || b.left <= 0 {
+	n, last, err := b.read(p)
+	if last {
 		b.call.sent()
 	} else {
 		b.call.moved()
 	}
 	return n, err
+}
+
+func (b *sentBody) read(p []byte) (n int, last bool, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.detached {
+		return 0, true, errors.New("the request is over")
+	}
+	n, err = b.ReadCloser.Read(p)
+	b.left -= int64(n)
+	return n, err == io.EOF || b.left <= 0, err
+}
+
+func (b *sentBody) detach() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.detached = true
 }

@@ -9,6 +9,8 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strconv"
+	"strings"
 
 	"github.com/minio/minio-go/v7"
 )
@@ -86,7 +88,11 @@ func classifyTransport(err error) *StoreError {
 
 // classifyAnswer is for errors that the server told us.
 func (s *s3Store) classifyAnswer(a minio.ErrorResponse, c *call, try int) failure {
+	after, asked := c.after()
 	e := &StoreError{Kind: ErrUnavailable, Code: a.Code, HTTP: a.StatusCode}
+	if strings.HasPrefix(a.Code, strconv.Itoa(a.StatusCode)) {
+		e.Code = "" // the library's stand-in for an answer without a code
+	}
 	if a.Message != "" && a.Message != a.Code {
 		e.Err = errors.New(a.Message)
 	}
@@ -116,9 +122,9 @@ func (s *s3Store) classifyAnswer(a minio.ErrorResponse, c *call, try int) failur
 		kind(ErrInvalid, fmt.Sprintf("the bucket is in region %s: write region=%s", a.Region, a.Region))
 	case a.StatusCode == http.StatusUnauthorized, a.StatusCode == http.StatusForbidden:
 		kind(ErrDenied, "check the credentials and what they may do in this bucket")
-	case isThrottle(a), a.StatusCode == http.StatusServiceUnavailable && c.after() > 0:
+	case isThrottle(a), a.StatusCode == http.StatusServiceUnavailable && asked:
 		retry("")
-		e.Err = &ThrottledError{After: c.after()}
+		e.Err = &ThrottledError{After: after}
 	case a.StatusCode == http.StatusNotImplemented:
 		kind(ErrInvalid, "the server does not know this request")
 	case a.StatusCode == http.StatusInsufficientStorage, a.Code == "QuotaExceeded", a.Code == "XMinioStorageFull":

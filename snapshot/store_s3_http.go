@@ -67,10 +67,13 @@ func (t *s3Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		return t.base.RoundTrip(req)
 	}
 	if req.Body != nil && req.Body != http.NoBody {
+		body := &sentBody{ReadCloser: req.Body, call: c, left: req.ContentLength}
+		c.watch(body)
 		watched := *req // a RoundTripper leaves the request alone
-		watched.Body = &sentBody{ReadCloser: req.Body, call: c, left: req.ContentLength}
+		watched.Body, watched.GetBody = body, nil
 		req = &watched
 	}
+	c.moved()
 	resp, err := t.base.RoundTrip(req)
 	if err != nil {
 		return nil, err
@@ -89,6 +92,7 @@ func (c *call) note(h http.Header, now time.Time) {
 		c.answered, c.offset = true, date.Sub(now.Truncate(time.Second))
 	}
 	if v := h.Get("Retry-After"); v != "" {
+		c.asked = true
 		if seconds, err := strconv.Atoi(v); err == nil && seconds >= 0 {
 			c.retryAfter = time.Duration(seconds) * time.Second
 		} else if at, err := http.ParseTime(v); err == nil {

@@ -13,6 +13,7 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/minio/minio-go/v7"
@@ -31,7 +32,7 @@ func (s *s3Store) Put(ctx context.Context, key string, r io.Reader, opt PutOptio
 
 func (s *s3Store) put(ctx context.Context, key string, r io.Reader, opt PutOptions) (Object, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	source := newPartSource(r, s.where.partBytes, s.where.parallel, opt.Size)
+	source := newPartSource(r, &s.buffers, s.where.partBytes, s.where.parallel, opt.Size)
 	unwatch := closeOnDone(ctx, r) // a source that hangs while ctx ends
 	done := false
 	defer func() {
@@ -40,6 +41,7 @@ func (s *s3Store) put(ctx context.Context, key string, r io.Reader, opt PutOptio
 		}
 		cancel(nil)
 		source.settle()
+		source.recycle()
 	}()
 	if err := CheckKey(key); err != nil {
 		return Object{}, err
@@ -59,6 +61,7 @@ func (s *s3Store) put(ctx context.Context, key string, r io.Reader, opt PutOptio
 	var object Object
 	if first.last {
 		object, err = w.putSingle(ctx, first.data)
+		source.done(first)
 	} else {
 		object, err = w.putParts(ctx, first, source)
 	}
@@ -177,7 +180,8 @@ func (s *s3Store) checksum(data []byte) checksums {
 // partSource cuts a stream into parts of equal size (the last one may be shorter), with at most `parallel` buffers in existence.
 type partSource struct {
 	r       io.Reader
-	size    int // of a part
+	pool    *sync.Pool // where full-size buffers come from and go to
+	size    int        // of a part
 	want    int64
 	free    chan []byte // buffers to fill; nil stands for one that is not made yet
 	out     chan part
@@ -193,8 +197,8 @@ type part struct {
 	err    error
 }
 
-func newPartSource(r io.Reader, size, parallel int, want int64) *partSource {
-	p := &partSource{r: r, size: size, want: want, free: make(chan []byte, parallel), out: make(chan part), settled: make(chan struct{})}
+func newPartSource(r io.Reader, pool *sync.Pool, size, parallel int, want int64) *partSource {
+	p := &partSource{r: r, pool: pool, size: size, want: want, free: make(chan []byte, parallel), out: make(chan part), settled: make(chan struct{})}
 	for range parallel {
 		p.free <- nil
 	}
@@ -239,9 +243,7 @@ func (p *partSource) fill(number int, buf []byte) part {
 	buf = buf[:0]
 	for len(buf) < p.size {
 		if len(buf) == cap(buf) {
-			grown := make([]byte, len(buf), p.size)
-			copy(grown, buf)
-			buf = grown
+			buf = append(p.buffer(), buf...)
 		}
 		n, err := io.ReadFull(p.r, buf[len(buf):min(cap(buf), p.size)])
 		buf = buf[:len(buf)+n]
@@ -253,6 +255,28 @@ func (p *partSource) fill(number int, buf []byte) part {
 		}
 	}
 	return part{number: number, data: buf}
+}
+
+// buffer returns an empty buffer that holds a whole part.
+func (p *partSource) buffer() []byte {
+	if b, ok := p.pool.Get().(*[]byte); ok {
+		return (*b)[:0]
+	}
+	return make([]byte, 0, p.size)
+}
+
+// recycle leaves the full-size buffers to the next Put. Nothing may use a part any more.
+func (p *partSource) recycle() {
+	for {
+		select {
+		case b := <-p.free:
+			if cap(b) == p.size {
+				p.pool.Put(&b)
+			}
+		default:
+			return
+		}
+	}
 }
 
 // next returns the next part, the source's error, or the cause of ctx.

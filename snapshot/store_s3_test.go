@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -25,7 +26,7 @@ func testOptions() snapshot.OpenOptions {
 // impatient is for tests in which a server hangs.
 func impatient() snapshot.OpenOptions {
 	o := testOptions()
-	o.Limits.Stall, o.Limits.Complete, o.Limits.Attempts, o.Limits.PartBudget = 100*time.Millisecond, 100*time.Millisecond, 2, 200*time.Millisecond
+	o.Limits.Stall, o.Limits.Complete, o.Limits.Attempts, o.Limits.PartBudget = 300*time.Millisecond, 300*time.Millisecond, 2, time.Second
 	return o
 }
 
@@ -83,7 +84,7 @@ func TestFaultsHaveTheRightKind(t *testing.T) {
 		{"denied", storetest.Refuse403, testOptions(), snapshot.ErrDenied, false, 1},
 		{"expired", storetest.Expired, testOptions(), snapshot.ErrDenied, true, 3},
 		{"reset", storetest.Reset, testOptions(), snapshot.ErrUnavailable, true, 0},
-		{"hangs", storetest.Hang, impatient(), snapshot.ErrUnavailable, true, 2},
+		{"hangs", storetest.Hang, impatient(), snapshot.ErrUnavailable, true, 0},
 		{"black hole", storetest.BlackHole, impatient(), snapshot.ErrUnavailable, true, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -125,12 +126,14 @@ func TestStalledPartIsSentAgain(t *testing.T) {
 
 func TestThrottleTellsHowLong(t *testing.T) {
 	_, proxy, store := proxied(t, testOptions())
-	proxy.RetryAfter = "0"
+	proxy.RetryAfter = "60"
 	proxy.SetMode(storetest.Refuse503)
 	_, err := store.Stat(t.Context(), "k")
-	var throttled *snapshot.ThrottledError
-	if !errors.As(err, &throttled) {
-		t.Errorf("got error %v, want a ThrottledError", err)
+	if got := snapshot.ThrottledFor(err); got != time.Minute || !snapshot.Retryable(err) {
+		t.Errorf("got error %v, want one that asks for a minute", err)
+	}
+	if n := proxy.Hits(storetest.Refuse503); n != 1 {
+		t.Errorf("the server was asked %d times, want once: a minute is for the caller to wait", n)
 	}
 }
 
@@ -308,5 +311,29 @@ func TestHTTPSToAnHTTPPortIsExplained(t *testing.T) {
 	wantIs(t, err, snapshot.ErrInvalid)
 	if !strings.Contains(err.Error(), "http://") {
 		t.Errorf("error does not help: %v", err)
+	}
+}
+
+// Lost if it fails: a restore that hangs for ever. It must end with an error that is worth another attempt, from where it broke.
+func TestStalledDownloadEnds(t *testing.T) {
+	opt := testOptions()
+	opt.Limits.Stall = 2 * time.Second
+	server, proxy, store := proxied(t, opt)
+	server.PutObject("p/k", storetest.Bytes(32<<20)) // more than the sockets between us hold
+	body, _, err := store.Get(t.Context(), "k", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(body, make([]byte, 1000)); err != nil {
+		t.Fatal(err)
+	}
+	proxy.SetMode(storetest.BlackHole)
+	_, err = io.Copy(io.Discard, body)
+	wantIs(t, err, snapshot.ErrUnavailable)
+	if !snapshot.Retryable(err) {
+		t.Errorf("%v is not called retryable", err)
+	}
+	if err := body.Close(); err != nil {
+		t.Error(err)
 	}
 }

@@ -18,11 +18,11 @@ func TestGoodURLsAreTaken(t *testing.T) {
 		"s3://bucket/some/prefix/":          "s3://bucket/some/prefix",
 		"s3://bucket/p?region=eu-central-1": "s3://bucket/p",
 		"s3://b.u-cket/p?endpoint=https://host:9000&path-style=true&checksum=md5&part-size-mib=16&parallel=2": "s3://b.u-cket/p",
-		"s3://bucket/p?endpoint=http://127.0.0.1:9000":                      "s3://bucket/p",
-		"s3://bucket/p?endpoint=http://[::1]:9000":                          "s3://bucket/p",
-		"s3://bucket/p?endpoint=http://host:9000&insecure-http=true":        "s3://bucket/p",
-		"s3://bucket/p?endpoint=https://host/&insecure-skip-verify=true":    "s3://bucket/p",
-		"s3://bucket/p?endpoint=https://storage.googleapis.com&region=auto": "s3://bucket/p",
+		"s3://bucket/p?endpoint=http://127.0.0.1:9000":                                                        "s3://bucket/p",
+		"s3://bucket/p?endpoint=http://[::1]:9000":                                                            "s3://bucket/p",
+		"s3://bucket/p?endpoint=http://host:9000&insecure-http=true":                                          "s3://bucket/p",
+		"s3://bucket/p?endpoint=https://host/&insecure-skip-verify=true":                                      "s3://bucket/p",
+		"s3://bucket/p?endpoint=https://storage.googleapis.com&region=auto":                                   "s3://bucket/p",
 	} {
 		if got := openStore(t, url, testOptions()).String(); got != want {
 			t.Errorf("%s: got %s, want %s", url, got, want)

@@ -14,17 +14,27 @@ func (s *Supervisor) step(ctx context.Context, ev ownership.Event) {
 	if s.stopping && s.handingOff == nil {
 		return // an orderly stop is under way; what ownership says now is for the next start
 	}
-	before := s.machine.State()
+	before := s.machine
+	s.logVerdict(ev)
 	m, actions := s.machine.Step(ev, s.clock())
 	s.machine = m
-	if m.State() != before {
-		s.log.Info().Str("state", string(m.State())).Str("before", string(before)).Str("reason", m.Reason()).Msg("ownership changed")
+	if m.State() != before.State() {
+		s.log.Info().Str("state", string(m.State())).Str("before", string(before.State())).Str("reason", m.Reason()).Msg("ownership changed")
 	}
 	s.publishOwner(ev)
 	for _, a := range actions {
 		s.perform(ctx, a)
 	}
 	s.afterStep()
+}
+
+// logVerdict logs a poll whose answer differs from the last one.
+func (s *Supervisor) logVerdict(ev ownership.Event) {
+	v, ok := ev.(ownership.VerdictEvent)
+	if last := s.machine.Last(); !ok || v.Kind == last.Kind && v.Value == last.Value {
+		return
+	}
+	s.log.Info().Str("verdict", string(v.Kind)).Str("answer", v.Value).Str("server", v.Server).Str("proto", v.Proto).Str("reason", v.Reason).Msg("owner record polled")
 }
 
 func (s *Supervisor) perform(ctx context.Context, a ownership.Action) {
@@ -130,29 +140,29 @@ func (s *Supervisor) appendEntry(ctx context.Context, a ownership.Append) {
 	s.do(ctx, func(ctx context.Context) func() {
 		bounded, cancel := context.WithTimeout(ctx, readTimeout)
 		defer cancel()
-		ev := s.tryAppend(bounded, entry, illegal)
+		ev := s.tryAppend(bounded, a.Kind, entry, illegal)
 		return func() { s.step(ctx, ev) }
 	})
 }
 
 // tryAppend makes an entry that err, where it is not nil, says cannot be made.
-func (s *Supervisor) tryAppend(ctx context.Context, entry ownership.Entry, err error) ownership.Event {
+func (s *Supervisor) tryAppend(ctx context.Context, kind ownership.EntryKind, entry ownership.Entry, err error) ownership.Event {
 	if err == nil {
 		err = s.journal.Append(ctx, entry)
 	}
 	var illegal *ownership.IllegalAppendError
 	switch {
 	case err == nil:
-		s.log.Info().Str("entry", string(entry.Kind)).Uint64("generation", entry.Generation).Msg(appendedMessage(entry.Kind))
+		s.log.Info().Str("entry", string(kind)).Uint64("generation", entry.Generation).Msg(appendedMessage(kind))
 		return ownership.Appended{Entry: entry}
 	case errors.Is(err, ErrEntryExists), errors.As(err, &illegal):
 		now, readErr := s.journal.Head(ctx)
 		if readErr != nil {
 			return ownership.AppendFailed{Reason: readErr.Error()}
 		}
-		return ownership.AppendRefused{Head: now}
+		return ownership.AppendRefused{Kind: kind, Head: now}
 	}
-	s.log.Warn().Err(err).Str("entry", string(entry.Kind)).Msg("journal entry not made")
+	s.log.Warn().Err(err).Str("entry", string(kind)).Msg("journal entry not made")
 	return ownership.AppendFailed{Reason: err.Error()}
 }
 

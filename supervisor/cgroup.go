@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -21,6 +22,8 @@ import (
 // only where the place is ours to divide. A nil tree makes no cgroups.
 type cgroupTree struct {
 	path string
+
+	mu   sync.Mutex // guards what follows
 	next int
 	life *os.File // the guard reads the end of it when we die, however that happens; nil: no guard yet
 }
@@ -88,8 +91,10 @@ func (t *cgroupTree) child() (*cgroup, error) {
 	if t == nil {
 		return nil, nil
 	}
+	t.mu.Lock()
 	t.next++
 	c := &cgroup{path: filepath.Join(t.path, strconv.Itoa(t.next))}
+	t.mu.Unlock()
 	if err := os.Mkdir(c.path, 0o755); err != nil {
 		return nil, err
 	}
@@ -167,7 +172,12 @@ func cgroupRefused(err error) bool {
 // children only. As PID 1 we need none, as the kernel kills the namespace with us.
 func (i *Init) startGuard(ctx context.Context) error {
 	t := i.cgroups
-	if t == nil || t.life != nil || self() == 1 {
+	if t == nil || self() == 1 {
+		return nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.life != nil {
 		return nil
 	}
 	r, w, err := os.Pipe()

@@ -94,8 +94,8 @@ func (r *childRemains) look() (left []process, known bool) {
 		return nil, true // the kernel knows of no such group: nothing to search for
 	}
 	all, err := descendants()
-	if err != nil {
-		return nil, !populated && r.cgroup != nil
+	if err != nil || !r.init.adopts {
+		return nil, false // its orphans are not below us: only the group as a whole can be addressed
 	}
 	members := r.cgroup.members()
 	for _, p := range all {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
@@ -354,3 +355,49 @@ func shortTempDir(t *testing.T) string {
 }
 
 func b64(s string) string { return base64.StdEncoding.EncodeToString([]byte(s)) }
+
+// The warden asks its own etcd and nobody else, also where the certificate says nothing of this machine.
+func TestClientEndpointPinsTheCertificateOfItsOwnEtcd(t *testing.T) {
+	data := filepath.Join(t.TempDir(), "data")
+	dir := shortTempDir(t)
+	args := []string{"--data-dir=" + data, "--listen-client-urls=unixs://" + dir + "/c:1", "--listen-peer-urls=unix://p:1",
+		"--advertise-client-urls=https://localhost:2379", "--auto-tls", "--log-level=error"}
+	cfg, err := ParseEtcd(args, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := launchTestEtcd(t, dir, append([]string{"etcd"}, args...), os.Environ())
+	endpoint, tlsConfig, err := cfg.ClientEndpoint()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	for err = snapshot.Serving(ctx, endpoint, tlsConfig); err != nil && ctx.Err() == nil; {
+		err = snapshot.Serving(ctx, endpoint, tlsConfig) // it starts
+	}
+	if err != nil {
+		e.stop(t, syscall.SIGKILL)
+		t.Fatalf("%v\n%s", err, e.output.Bytes())
+	}
+	// The same listener, but the certificate that we know is another one.
+	b, err := os.ReadFile(filepath.Join(data, "fixtures", "client", "cert.pem"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	block, _ := pem.Decode(b)
+	block.Bytes[len(block.Bytes)-1] ^= 1
+	other := filepath.Join(t.TempDir(), "cert.pem")
+	if err := os.WriteFile(other, pem.EncodeToMemory(block), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cfg.ClientTLS.CertFile = other
+	if _, tlsConfig, err = cfg.ClientEndpoint(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel = context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	if err := snapshot.Serving(ctx, endpoint, tlsConfig); err == nil {
+		t.Error("an etcd with another certificate passes for ours")
+	}
+}

@@ -135,7 +135,7 @@ func (s *Supervisor) finalize(ctx context.Context, began time.Time) (ownership.E
 	}
 	if !ours {
 		s.log.Error().Str("key", manifest.Key).Str("head", head.Describe()).Msg("superseded: the generation was ended by somebody else; our last state is kept under late/")
-		return ownership.AppendRefused{Head: head}, nil
+		return ownership.AppendRefused{Kind: ownership.Final, Head: head}, nil
 	}
 	s.stepNow("journal")
 	return s.appendFinal(ctx, head, manifest, began)

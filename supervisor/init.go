@@ -45,11 +45,13 @@ type Init struct {
 	notifier *Notifier
 	terminal *terminal // nil without one, or when we are not in its foreground
 	cgroups  *cgroupTree
+	adopts   bool   // orphans come to us
 	dir      string // where children start
 	files    []int  // sockets of socket activation, from descriptor 3 up
 
 	spawns    chan spawn
 	mains     chan *Child
+	ended     chan struct{} // Run has returned
 	events    chan Event
 	escalated chan struct{}
 
@@ -88,11 +90,12 @@ func NewInit(cfg InitConfig, log zerolog.Logger) (*Init, error) {
 	if cfg.AlarmTime == 0 {
 		cfg.AlarmTime = 10 * time.Second
 	}
-	if err := signals.BecomeSubreaper(); err != nil {
-		log.Warn().Err(err).Msg("orphans are not adopted")
+	refused := signals.BecomeSubreaper()
+	if refused != nil {
+		log.Warn().Err(refused).Msg("orphans are not adopted")
 	}
-	i := &Init{cfg: cfg, log: log, reaper: signals.NewReaper(cfg.Inbox), terminal: openTerminal(),
-		spawns: make(chan spawn), mains: make(chan *Child), events: make(chan Event), escalated: make(chan struct{})}
+	i := &Init{cfg: cfg, adopts: refused == nil, log: log, reaper: signals.NewReaper(cfg.Inbox), terminal: openTerminal(),
+		spawns: make(chan spawn), mains: make(chan *Child), ended: make(chan struct{}), events: make(chan Event), escalated: make(chan struct{})}
 	i.dir, _ = os.Getwd() // a directory that is gone is inherited as it is
 	i.files = activationFiles(cfg.Inbox.Files())
 	for _, fd := range cfg.Inbox.Files() {
@@ -114,14 +117,20 @@ func NewInit(cfg InitConfig, log zerolog.Logger) (*Init, error) {
 }
 
 // Run reaps, forwards, spawns and passes notifications on until ctx ends, and returns when all of that has ended. End
-// every child first: what still lives then is killed by its parent-death signal.
+// every child first: what still lives then is killed by its parent-death signal. It is called once.
 func (i *Init) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	defer close(i.ended)
 	var parts sync.WaitGroup
-	for _, part := range []func(context.Context) error{
-		i.cfg.Inbox.Run, i.reaper.Run, i.spawner, i.forward, i.notifier.proxy,
-	} {
+	for _, part := range []func(context.Context) error{i.cfg.Inbox.Run, i.notifier.proxy} {
+		parts.Go(func() {
+			if err := part(ctx); err != nil {
+				i.log.Error().Err(err).Msg("a part of init ended; reaping and stopping go on")
+			}
+		})
+	}
+	for _, part := range []func(context.Context) error{i.reaper.Run, i.spawner, i.forward} {
 		parts.Go(func() {
 			if err := part(ctx); err != nil {
 				cancel(fmt.Errorf("init: %w", err))

@@ -69,6 +69,7 @@ func (f *forwarding) childExited() <-chan struct{} {
 
 // begin takes a new main child: the terminal is its, and so are the signals that came before it.
 func (f *forwarding) begin() {
+	f.terminal.takeBack() // from the one before, if its end was not noticed yet
 	if f.cfg.Policy.TakesTerminal() {
 		f.terminal.lend(f.main.PID())
 	}

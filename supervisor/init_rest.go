@@ -47,7 +47,7 @@ const (
 // end is the one way in which processes are ended: TERM and CONT to each once, SIGKILL when the time is up.
 func (i *Init) end(ctx context.Context, r remains, grace time.Duration, escalate <-chan struct{}) error {
 	told := map[process]bool{}
-	var k killing
+	k := killing{now: grace <= 0, killed: map[process]bool{}}
 	defer k.stop()
 	deadline := time.NewTimer(grace)
 	defer deadline.Stop()
@@ -59,7 +59,7 @@ func (i *Init) end(ctx context.Context, r remains, grace time.Duration, escalate
 			return nil
 		}
 		switch {
-		case grace <= 0 || k.due():
+		case k.due(left):
 			k.begin(i)
 			i.kill(r, left, known)
 		case !k.began():
@@ -89,14 +89,27 @@ func (i *Init) end(ctx context.Context, r remains, grace time.Duration, escalate
 
 // killing is the phase after the grace period.
 type killing struct {
-	now   bool // SIGKILL is due
-	every *time.Ticker
-	alarm *time.Timer
+	now    bool // SIGKILL is due for all
+	killed map[process]bool
+	every  *time.Ticker // nil before the first SIGKILL
+	alarm  *time.Timer
 }
 
 func (k *killing) began() bool { return k.every != nil }
 
-func (k *killing) due() bool { return k.now }
+// due says whether to send SIGKILL now: at the end of grace, each second after, and at once to whoever appears later.
+func (k *killing) due(left []process) (due bool) {
+	due = k.now
+	if !k.now && !k.began() {
+		return false
+	}
+	for _, p := range left {
+		if !k.killed[p.key()] {
+			k.killed[p.key()], due = true, true
+		}
+	}
+	return due
+}
 
 func (k *killing) begin(i *Init) {
 	k.now = false

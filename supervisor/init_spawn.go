@@ -31,6 +31,9 @@ type Command struct {
 	Stdout, Stderr *os.File // nil: the warden's own, as it is
 }
 
+// errEnded is returned by Init.Start once Run has returned.
+var errEnded = errors.New("init has ended")
+
 // spawn is a fork, ready to be made by the spawner.
 type spawn struct {
 	path  string
@@ -132,8 +135,8 @@ func (i *Init) forkIn(ctx context.Context, s spawn, c Command) (*signals.Process
 	}
 	if err = errors.Join(err, report(ctx)); err != nil {
 		cg.remove()
-		if ctx.Err() != nil {
-			return nil, nil, context.Cause(ctx)
+		if ctx.Err() != nil || errors.Is(err, errEnded) {
+			return nil, nil, fmt.Errorf("start %s: %w", c.Path, err)
 		}
 		return nil, nil, execError(c.Path, err)
 	}
@@ -147,6 +150,8 @@ func (i *Init) fork(ctx context.Context, s spawn) (*signals.Process, error) {
 	case i.spawns <- s:
 		r := <-reply // a fork is not cancelled: its process would be lost
 		return r.process, r.err
+	case <-i.ended:
+		return nil, errEnded
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}

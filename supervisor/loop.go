@@ -6,6 +6,7 @@ import (
 
 	"github.com/etcd-warden/etcd-warden/ownership"
 	"github.com/etcd-warden/etcd-warden/signals"
+	"github.com/etcd-warden/etcd-warden/snapshot"
 )
 
 // loop is the one place where the supervisor's state changes. Whatever takes time runs beside it as a job and comes back
@@ -32,7 +33,7 @@ func (s *Supervisor) loop(ctx context.Context) ending {
 			s.restart = nil
 			s.serve(ctx)
 		case <-wake.C:
-			if s.watcher != nil {
+			if s.begun {
 				s.step(ctx, ownership.Tick{})
 			}
 		case <-ctx.Done():
@@ -48,15 +49,73 @@ func (s *Supervisor) loop(ctx context.Context) ending {
 // boot takes the first step: ownership decides, or the store where there is one, or nobody.
 func (s *Supervisor) boot(ctx context.Context) {
 	switch {
+	case s.watcher != nil && s.journal != nil:
+		s.enter(Waiting, "the store is asked what it can do")
+		s.do(ctx, s.probe)
 	case s.watcher != nil:
-		s.enter(Waiting, "ownership is not confirmed")
-		s.step(ctx, ownership.Tick{})
+		s.begin(ctx, snapshot.Capabilities{})
 	case s.journal != nil && !hasData(s.cfg.Etcd.DataDir):
 		s.enter(Waiting, "the data directory is empty: the store is asked for history")
 		s.do(ctx, s.restoreOrBootstrap)
 	default:
 		s.serve(ctx)
 	}
+}
+
+// staleUpload is the age from which an unfinished upload below our prefix is nobody's any more. Another site may share
+// the prefix, and a large final over a slow line takes hours.
+const staleUpload = 24 * time.Hour
+
+// probe asks the store once at start what it can do: without create-only writes it cannot arbitrate between two sites.
+// Without an answer the journal cannot be read either, so there is nothing else to do than to ask again, unless the
+// operator allows a start without the store.
+func (s *Supervisor) probe(ctx context.Context) func() {
+	for {
+		bounded, cancel := context.WithTimeout(ctx, readTimeout)
+		can, err := s.cfg.Store.Probe(bounded)
+		cancel()
+		if err == nil {
+			s.log.Info().Stringer("store", s.cfg.Store).Bool("if_absent", can.IfAbsent).Bool("if_absent_multipart", can.IfAbsentMultipart).
+				Dur("clock_offset_ms", can.ClockOffset).Msg("store probed")
+			s.sweep(ctx)
+			return func() { s.begin(ctx, can) }
+		}
+		if s.cfg.Owner.StartWithoutStore == ownership.StartIfOurs {
+			s.log.Warn().Err(err).Msg("store not probed")
+			return func() { s.begin(ctx, snapshot.Capabilities{IfAbsent: true}) } // an entry that it cannot refuse is refused later
+		}
+		s.log.Warn().Err(err).Msg("store not reached; etcd is not started")
+		s.board.update(func(st *Status) { st.Why = err.Error() })
+		select {
+		case <-time.After(storePause):
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+func (s *Supervisor) sweep(ctx context.Context) {
+	switch n, err := s.cfg.Store.SweepUploads(ctx, staleUpload); {
+	case err != nil:
+		s.log.Warn().Err(err).Msg("unfinished uploads not swept")
+	case n > 0:
+		s.log.Info().Int("count", n).Msg("unfinished uploads swept")
+	}
+}
+
+// begin lets ownership decide.
+func (s *Supervisor) begin(ctx context.Context, can snapshot.Capabilities) {
+	if s.journal != nil && !can.IfAbsent {
+		s.log.Warn().Stringer("store", s.cfg.Store).Msg("the store has no create-only writes: it keeps snapshots, but no generation is abandoned or claimed through it")
+	}
+	boot := s.marker.boot()
+	boot.Instance, boot.HasData = s.state.Instance(), hasData(s.cfg.Etcd.DataDir)
+	boot.MayBootstrap, boot.TakeOver = s.cfg.NewCluster, s.cfg.TakeOver
+	boot.NoStore, boot.NoConditional = s.journal == nil, s.journal != nil && !can.IfAbsent
+	s.machine = ownership.NewMachine(*s.cfg.Owner, boot)
+	s.enter(Waiting, "ownership is not confirmed")
+	s.begun = true
+	s.step(ctx, ownership.Tick{})
 }
 
 // do runs job beside the loop; what it returns runs on the loop. A job ends when ctx does.
@@ -77,7 +136,7 @@ func (s *Supervisor) post(ctx context.Context, f func()) {
 }
 
 func (s *Supervisor) verdicts() <-chan ownership.Verdict {
-	if s.watcher == nil {
+	if !s.begun {
 		return nil
 	}
 	return s.watcher.Verdicts()
@@ -95,7 +154,7 @@ const tickLeast = 20 * time.Millisecond
 
 // arm sets the timer to the next moment at which time itself decides something: the end of the lease or of a wait.
 func (s *Supervisor) arm(wake *time.Timer) {
-	if s.watcher == nil {
+	if !s.begun {
 		return // nothing depends on time: an idle init is not woken
 	}
 	after := time.Hour

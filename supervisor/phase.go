@@ -35,6 +35,16 @@ func (p Phase) String() string {
 // MarshalText makes phases readable in JSON.
 func (p Phase) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
 
+// UnmarshalText reads what MarshalText writes.
+func (p *Phase) UnmarshalText(text []byte) error {
+	i := slices.Index(phaseNames[:], string(text))
+	if i < 0 {
+		return fmt.Errorf("unknown phase %q", text)
+	}
+	*p = Phase(i)
+	return nil
+}
+
 // nextPhases is the table of all legal changes of phase. What is not in it is a broken invariant of ours. In particular,
 // nothing leads from Stopping to Capturing but the proof of death, and nothing from Capturing back to Running.
 var nextPhases = map[Phase][]Phase{

@@ -1,6 +1,7 @@
 package supervisor
 
 import (
+	"runtime"
 	"sync"
 	"time"
 )
@@ -16,6 +17,8 @@ type Status struct {
 	Owner    *OwnerStatus    `json:"owner,omitempty"`
 	Handover *HandoverStatus `json:"handover,omitempty"`
 	Store    string          `json:"store,omitempty"`
+
+	Goroutines int `json:"goroutines"` // of the warden itself: what leaks shows here first
 }
 
 // ChildStatus tells of the supervised process.
@@ -63,6 +66,7 @@ func (b *board) read() Status {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	s := b.status
+	s.Goroutines = runtime.NumGoroutine()
 	if s.Owner != nil {
 		o := *s.Owner
 		s.Owner = &o

@@ -23,6 +23,7 @@ type Supervisor struct {
 	init    *Init
 	state   *StateDir          // nil: the child is not an etcd
 	scribe  *scribe            // nil: the same
+	marker  Marker             // as found at start
 	journal *Journal           // nil: no store
 	watcher *ownership.Watcher // nil: no ownership
 	board   board
@@ -32,6 +33,7 @@ type Supervisor struct {
 	// All below belongs to the loop alone.
 	jobs       sync.WaitGroup
 	machine    ownership.Machine
+	begun      bool // the machine is there
 	child      *Child
 	started    time.Time
 	restarts   int
@@ -96,14 +98,9 @@ func (s *Supervisor) prepareEtcd() error {
 	if s.cfg.Owner == nil {
 		return nil
 	}
-	marker, err := s.state.ReadMarker()
-	if err != nil {
+	if s.marker, err = s.state.ReadMarker(); err != nil {
 		return errors.Join(err, s.state.Close())
 	}
-	boot := marker.boot()
-	boot.Instance, boot.HasData = s.state.Instance(), hasData(s.cfg.Etcd.DataDir)
-	boot.MayBootstrap, boot.TakeOver, boot.NoStore = s.cfg.NewCluster, s.cfg.TakeOver, s.cfg.Store == nil
-	s.machine = ownership.NewMachine(*s.cfg.Owner, boot)
 	s.watcher = ownership.NewWatcher(&ownership.Resolver{Settings: *s.cfg.Owner}, *s.cfg.Owner, s.clock)
 	s.board.status.Owner = &OwnerStatus{Name: s.cfg.Owner.Name, ID: s.cfg.Owner.ID, Instance: s.state.Instance()}
 	return nil

@@ -51,7 +51,10 @@ func startSite(name string, d *demo, flags []string) (*site, error) {
 	s.cmd = exec.Command(d.self, args...)
 	s.cmd.Env = append(os.Environ(), d.store.env...)
 	s.cmd.Stdout, s.cmd.Stderr = w, w
-	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C goes to the demo, which stops its sites in order
+	s.cmd.SysProcAttr = &syscall.SysProcAttr{
+		Setpgid:   true,            // Ctrl-C goes to the demo, which stops its sites in order
+		Pdeathsig: syscall.SIGKILL, // and a demo that is killed leaves nothing behind
+	}
 	err = s.cmd.Start()
 	w.Close()
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -23,6 +24,7 @@ type event struct {
 type timeline struct {
 	out  io.Writer
 	json bool
+	all  bool // print every event with all its fields
 
 	mu     sync.Mutex // guards all below
 	zero   time.Time  // when the record moved; before that, times are negative
@@ -42,7 +44,7 @@ var shown = map[string][]string{
 	"etcd hung":                    {"pid"},
 	"etcd started":                 {"pid", "generation"},
 	"etcd serving":                 nil,
-	"ownership changed":            {"state", "reason"},
+	"owner record polled":          {"answer"},
 	"readiness off":                nil,
 	"signal sent":                  {"signal", "pid"},
 	"etcd dead":                    {"exit", "took_ms"},
@@ -66,7 +68,10 @@ func (t *timeline) add(e event) {
 	t.events = append(t.events, e)
 	close(t.more)
 	t.more = make(chan struct{})
-	if fields, ok := shown[e.Message]; ok {
+	switch fields, ok := shown[e.Message]; {
+	case t.all:
+		t.print(e, slices.Sorted(maps.Keys(e.Fields)))
+	case ok:
 		t.print(e, fields)
 	}
 }
@@ -105,22 +110,27 @@ func (t *timeline) print(e event, fields []string) {
 
 // await returns the first event, past or future, that who sent with this message.
 func (t *timeline) await(ctx context.Context, who, message string) (event, error) {
+	return t.awaitNth(ctx, who, message, 1)
+}
+
+// awaitNth returns the nth such event.
+func (t *timeline) awaitNth(ctx context.Context, who, message string, n int) (event, error) {
 	for next := 0; ; {
 		t.mu.Lock()
-		i := slices.IndexFunc(t.events[next:], func(e event) bool {
-			return e.Who == who && (e.Message == message || e.Message == siteEnded)
-		})
-		if i >= 0 {
-			e := t.events[next+i]
-			t.mu.Unlock()
-			if e.Message == message {
-				return e, nil
-			}
-			return event{}, fmt.Errorf("%s ended before %q: %v", who, message, e.Fields["why"])
-		}
-		next = len(t.events)
-		more := t.more
+		events, more := t.events[next:], t.more
 		t.mu.Unlock()
+		for _, e := range events {
+			switch {
+			case e.Who != who:
+			case e.Message == message:
+				if n--; n == 0 {
+					return e, nil
+				}
+			case e.Message == siteEnded:
+				return event{}, fmt.Errorf("%s ended before %q: %v", who, message, e.Fields["why"])
+			}
+		}
+		next += len(events)
 		select {
 		case <-more:
 		case <-ctx.Done():

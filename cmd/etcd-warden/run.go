@@ -88,11 +88,14 @@ func runConfig(c *cli.Context, log zerolog.Logger) (supervisor.Config, error) {
 	return cfg, nil
 }
 
-// etcdConfig reads the child's own configuration when it is an etcd: its name says so, or --data-dir, --store or
-// --owner-name make sense for nothing else.
+// etcdConfig reads the child's own configuration when it is an etcd: its name says so, or --data-dir does.
 func etcdConfig(c *cli.Context, cfg *supervisor.Config) error {
-	wanted := c.IsSet("data-dir") || c.String("store") != "" || cfg.Owner != nil
-	if filepath.Base(cfg.Path) != "etcd" && !wanted {
+	named, wanted := strings.HasPrefix(filepath.Base(cfg.Path), "etcd"), c.String("store") != "" || cfg.Owner != nil
+	switch {
+	case named || c.IsSet("data-dir"):
+	case wanted:
+		return badConfig("--owner-name and --store are for an etcd, and %s is not named like one: if it starts an etcd, say --data-dir DIRECTORY", cfg.Args[0])
+	default:
 		return nil
 	}
 	e, err := supervisor.ParseEtcd(cfg.Args[1:], os.Environ())

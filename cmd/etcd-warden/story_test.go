@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -56,7 +57,7 @@ func newStory(t *testing.T) *story {
 	t.Cleanup(func() { dns.Close() })
 	dns.SetOwner(siteA, storyOwner.RecordTTL)
 	s := &story{test: t, ctx: ctx, dns: dns, demo: &demo{
-		t: newTimeline(testWriter{t}, false), dir: t.TempDir(), self: selfPath(t), etcd: storetest.Tool(t, "etcd", "tools")}}
+		t: testTimeline(t), dir: t.TempDir(), self: selfPath(t), etcd: storetest.Tool(t, "etcd", "tools")}}
 	if s.store, err = directoryStore(s.dir); err != nil {
 		t.Fatal(err)
 	}
@@ -287,7 +288,7 @@ func TestWardenThatWasKilledDoesNotServeAfterTheRecordMoved(t *testing.T) {
 	s.refusesClients(a)
 
 	s.move(siteB)
-	again := newTimeline(testWriter{t}, false)
+	again := testTimeline(t)
 	s.demo.t = again
 	s.start(siteA)
 	b := s.start(siteB)
@@ -316,11 +317,106 @@ func TestKilledEtcdLosesNoAcknowledgedWrite(t *testing.T) {
 		t.Errorf("the warden of a killed etcd exited with %d, want 137", code)
 	}
 	s.move(siteB)
-	s.demo.t = newTimeline(testWriter{t}, false)
+	s.demo.t = testTimeline(t)
 	s.start(siteA)
 	s.await(siteA, "final journalled")
 	awaitServing(t, s.ctx, b)
 	s.noneLost(b, death)
+}
+
+// Fifty moves of the record to and fro: what one handover leaks, fifty make visible. Every generation's write is there at
+// the end.
+func TestFiftyHandoversLeaveNothingBehind(t *testing.T) {
+	const handovers, settled = 50, 10
+	s := newStory(t)
+	s.t.all = false // 50 handovers fill the log
+	s.dns.SetOwner(siteA, 0)
+	fast := []string{"--owner-record-ttl", "0s", "--owner-interval", "200ms"}
+	sites := []*site{s.start(siteA, append(fast, "--new-cluster")...), nil}
+	s.await(siteA, "etcd serving")
+	sites[1] = s.start(siteB, fast...)
+	var early [2]footprint
+	written := map[string]string{}
+	for n := range handovers {
+		from, to := sites[n%2], sites[(n+1)%2]
+		key, value := fmt.Sprintf("handover/%02d", n), fmt.Sprintf("written by %s", from.name)
+		if _, err := newGateway(from.client).put(s.ctx, key, value); err != nil {
+			t.Fatalf("handover %d: %v", n, err)
+		}
+		written[key] = value
+		s.dns.SetOwner(to.name, 0)
+		if _, err := s.t.awaitNth(s.ctx, from.name, "final journalled", n/2+1); err != nil {
+			t.Fatalf("handover %d: %v", n, err)
+		}
+		if _, err := s.t.awaitNth(s.ctx, to.name, "etcd serving", (n+1)/2+1); err != nil {
+			t.Fatalf("handover %d: %v", n, err)
+		}
+		if n == settled {
+			early = [2]footprint{s.footprint(sites[0]), s.footprint(sites[1])}
+		}
+	}
+	if err := newGateway(sites[0].client).each(s.ctx, "handover/", "handover0", func(key, value string, _ int64) {
+		if written[key] == value {
+			delete(written, key)
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if len(written) > 0 {
+		t.Errorf("missing after %d handovers: %v", handovers, written)
+	}
+	for i, of := range sites {
+		late := s.footprint(of)
+		t.Logf("%s after %d handovers: %+v, after %d: %+v", of.name, settled, early[i], handovers, late)
+		// A poll or a health check may be under way at either look; a leak of one per handover would be 20 by now.
+		if late.goroutines > early[i].goroutines+8 || late.descriptors > early[i].descriptors+8 || late.processes > early[i].processes+1 {
+			t.Errorf("%s leaks: %+v, then %+v", of.name, early[i], late)
+		}
+		if len(late.strays) > 0 {
+			t.Errorf("%s left files: %q", of.name, late.strays)
+		}
+	}
+}
+
+// footprint is what a warden holds.
+type footprint struct {
+	goroutines, descriptors, processes int
+	strays                             []string
+}
+
+func (s *story) footprint(of *site) (f footprint) {
+	s.test.Helper()
+	f.goroutines = s.status(of).Goroutines
+	pid := of.cmd.Process.Pid
+	fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+	if err != nil {
+		s.test.Fatal(err)
+	}
+	f.descriptors = len(fds)
+	for _, task := range globAll(s.test, fmt.Sprintf("/proc/%d/task/*/children", pid)) {
+		children, _ := os.ReadFile(task) // a thread may end meanwhile
+		f.processes += len(strings.Fields(string(children)))
+	}
+	known := []string{"etcd", "etcd.warden", "etcd.warden/instance", "etcd.warden/lock", "etcd.warden/marker.json"}
+	dir := filepath.Join(s.dir, of.name)
+	for _, pattern := range []string{"*", ".*", "etcd.warden/*", "etcd.warden/.*"} {
+		for _, path := range globAll(s.test, filepath.Join(dir, pattern)) {
+			name, _ := filepath.Rel(dir, path)
+			if !slices.Contains(known, name) && !strings.HasPrefix(name, "etcd.replaced-") {
+				f.strays = append(f.strays, name)
+			}
+		}
+	}
+	return f
+}
+
+func globAll(t *testing.T, pattern string) []string {
+	t.Helper()
+	found, err := filepath.Glob(pattern)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
 }
 
 // awaitGone waits until a process that is not our child has ended.
@@ -355,6 +451,13 @@ func awaitServing(t *testing.T, ctx context.Context, on *site) {
 			t.Fatalf("%s does not serve: %v", on.name, err)
 		}
 	}
+}
+
+// testTimeline puts every event into the test's log.
+func testTimeline(t *testing.T) *timeline {
+	line := newTimeline(testWriter{t}, false)
+	line.all = true
+	return line
 }
 
 // testWriter writes lines to the test's log.

@@ -2,7 +2,6 @@ package storetest
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log"
@@ -10,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"net/url"
+	"slices"
 	"sync"
 	"time"
 )
@@ -30,6 +30,9 @@ const (
 	CutAnswer              // hand it on, and reset the connection in the middle of the answer's body
 	BlackHole              // nothing moves in or out of any connection, new or old
 )
+
+// usedUp is the Times of a fault that has happened often enough.
+const usedUp = -1
 
 // cutAfter is how much of a body passes before Stall, Reset and CutAnswer.
 const cutAfter = 256 << 10
@@ -111,18 +114,24 @@ func (p *FaultProxy) Close() error {
 
 func (p *FaultProxy) modeFor(r *http.Request) Mode {
 	p.mu.Lock()
+	faults := slices.Clone(p.faults)
+	p.mu.Unlock()
+	matches := func(f *Fault) bool { return f.Match == nil || f.Match(r) } // without the lock: it may use the proxy
+	faults = slices.DeleteFunc(faults, func(f *Fault) bool { return !matches(f) })
+
+	p.mu.Lock()
 	defer p.mu.Unlock()
 	m := p.mode
-	for _, f := range p.faults {
-		if f.Times >= 0 && (f.Match == nil || f.Match(r)) {
-			if f.Times--; f.Times == 0 {
-				f.Times = -1 // used up
-			} else if f.Times < 0 {
-				f.Times = 0 // no bound
-			}
-			m = f.Mode
-			break
+	for _, f := range faults {
+		if f.Times == usedUp {
+			continue
 		}
+		if m = f.Mode; f.Times > 0 {
+			if f.Times--; f.Times == 0 {
+				f.Times = usedUp
+			}
+		}
+		break
 	}
 	p.hits[m]++
 	return m
@@ -265,7 +274,10 @@ type gatedConn struct {
 func (c *gatedConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	// What came in while the gate was shut must not be acted upon.
-	return n, errors.Join(err, c.gate.wait(c.ctx))
+	if errGate := c.gate.wait(c.ctx); errGate != nil {
+		return n, errGate
+	}
+	return n, err
 }
 
 func (c *gatedConn) Write(b []byte) (int, error) {

@@ -65,7 +65,7 @@ func (s *step) twin() bool {
 
 func (s *step) refuseTwin() {
 	s.because("generation %d is held by instance %s under our own id %q since entry %d", s.head.Generation, s.head.Instance, s.set.id, s.head.Seq)
-	s.raise(AlarmHeldByTwin, "%s; if that instance is gone for good, say so with a take-over, or give this site a new id and point the record at it", s.why)
+	s.raise(AlarmHeldByTwin, "%s; if that instance is gone for good, say --take-over, or give this site a new id and point the record at it", s.why)
 }
 
 func (s *step) unknown() {
@@ -89,7 +89,7 @@ func (s *step) unknown() {
 		s.to(Finalized, "our final of generation %d is entry %d", s.head.Generation, s.head.Seq)
 	case mismatch:
 		s.because("the data directory is of generation %d, but what we hold is generation %d (entry %d)", s.generation, s.head.Generation, s.head.Seq)
-		s.raise(AlarmDataMismatch, "%s: it is not served; put the right data directory back, or move this one away and restart with a take-over", s.why)
+		s.raise(AlarmDataMismatch, "%s: it is not served; put the right data directory back, or move this one away and restart with --take-over", s.why)
 	case beyond:
 		s.because("the data directory is of generation %d, but the journal ends with the %s", s.generation, s.head.Describe())
 		s.raise(AlarmDataMismatch, "%s: is this the right bucket and prefix, and is the journal whole?", s.why)
@@ -118,7 +118,7 @@ func (s *step) unknownBlank() {
 		s.raise(AlarmJournalEmpty, "%s: is this the right bucket and prefix? If the journal is lost for good, remove the marker beside the data directory to begin a new one", s.why)
 	case !s.boot.HasData && !s.boot.MayBootstrap:
 		s.because("neither the data directory nor the store has anything")
-		s.raise(AlarmNotBootstrapped, "%s, and nobody said that the cluster is new: say so to start an empty etcd", s.why)
+		s.raise(AlarmNotBootstrapped, "%s, and nobody said that the cluster is new: say --new-cluster to start an empty etcd", s.why)
 	case !s.fresh():
 		s.because("waiting for the record to name us; last poll: %s", s.last.Reason)
 	case s.headFresh():
@@ -138,7 +138,7 @@ func (s *step) unknownOurs() {
 		s.because("we hold generation %d, but the data directory is gone", h.Generation)
 		switch {
 		case !s.boot.TakeOver:
-			s.raise(AlarmDataMissing, "%s: is a volume not mounted? If the data is lost for good, restart with a take-over to restore the newest snapshot", s.why)
+			s.raise(AlarmDataMissing, "%s: is a volume not mounted? If the data is lost for good, restart with --take-over to restore the newest snapshot", s.why)
 		case s.regained():
 			s.to(WaitFinal, "giving up generation %d, whose data is gone", h.Generation)
 		}
@@ -174,7 +174,7 @@ func (s *step) unknownNoStore() {
 	switch {
 	case !s.boot.HasData && !s.boot.MayBootstrap:
 		s.because("the data directory has no etcd")
-		s.raise(AlarmNotBootstrapped, "%s, there is no store, and nobody said that the cluster is new: say so to start an empty etcd", s.why)
+		s.raise(AlarmNotBootstrapped, "%s, there is no store, and nobody said that the cluster is new: say --new-cluster to start an empty etcd", s.why)
 	case s.regained():
 		s.serve("the record is ours; there is no store")
 	default:

@@ -59,6 +59,7 @@ func (s *Supervisor) perform(ctx context.Context, a ownership.Action) {
 		s.enter(Restoring, "from "+a.Head.Describe())
 		s.do(ctx, func(ctx context.Context) func() { return s.restore(ctx, a.Head) })
 	case ownership.Alarm:
+		s.metrics.alarms.WithLabelValues(string(a.Code)).Inc()
 		s.log.Error().Str("alarm", string(a.Code)).Msg(a.Text)
 	}
 }
@@ -90,9 +91,10 @@ func (s *Supervisor) publishOwner(ev ownership.Event) {
 		o.LeaseLeftMS = m.LeaseLeft(now).Milliseconds()
 		o.Generation = m.Generation()
 		if h, ok := m.Head(); ok {
-			o.Head = h.Describe()
+			o.Head, o.HeadSeq, o.HeadKind = h.Describe(), h.Seq, string(h.Kind)
 		}
 		if v, ok := ev.(ownership.VerdictEvent); ok {
+			s.metrics.polls.WithLabelValues(string(v.Kind)).Inc()
 			o.Verdict, o.VerdictAt = v.String(), time.Now()
 		}
 	})

@@ -36,6 +36,9 @@ func (s *Supervisor) startHandover(ctx context.Context, why loss) {
 
 func (s *Supervisor) onHandedOver(ctx context.Context, err error) {
 	s.handingOff = nil
+	if err == nil {
+		s.stepNow(handoverDone)
+	}
 	switch {
 	case err != nil:
 		s.end(0, fmt.Errorf("%w (%w)", ErrUnfinished, err))
@@ -88,6 +91,7 @@ func (s *Supervisor) killEtcd(ctx context.Context, child *Child, began time.Time
 		}
 	}
 	took := time.Since(began)
+	s.childGone(exit)
 	s.stepTook("kill", took)
 	s.log.Info().Int("pid", exit.PID).Stringer("exit", exit).Bool("killed", exit.Killed).Dur("took_ms", took).Msg("etcd dead")
 	return nil
@@ -101,6 +105,7 @@ func (s *Supervisor) backOff(ctx context.Context, attempt int, cause error) erro
 	if ctx.Err() != nil {
 		return cause
 	}
+	s.metrics.finals.WithLabelValues("failed").Inc()
 	wait := min(finalBackoffFirst<<min(attempt-1, 10), finalBackoffMost)
 	wait = wait/2 + rand.N(wait/2) // sites that lost a store together do not come back together
 	s.log.Error().Err(cause).Int("attempt", attempt).Dur("next_ms", wait).Msg("final snapshot not stored")
@@ -173,10 +178,11 @@ func (s *Supervisor) appendFinal(ctx context.Context, head ownership.Head, m sna
 }
 
 func (s *Supervisor) logFinal(e ownership.Entry, began time.Time) {
+	s.metrics.finals.WithLabelValues("stored").Inc()
 	s.log.Info().Uint64("generation", e.Generation).Int64("revision", e.Snapshot.Revision).Str("key", e.Snapshot.Key).
 		Dur("took_ms", time.Since(began)).Msg("final journalled")
 	s.board.update(func(st *Status) {
-		st.Handover.Step, st.Handover.Revision, st.Handover.Key, st.Handover.LastError = "done", e.Snapshot.Revision, e.Snapshot.Key, ""
+		st.Handover.Step, st.Handover.Revision, st.Handover.Key, st.Handover.LastError = handoverDone, e.Snapshot.Revision, e.Snapshot.Key, ""
 	})
 }
 

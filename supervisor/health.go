@@ -15,11 +15,13 @@ import (
 //	/livez   200 while the supervising loop turns, nothing else
 //	/readyz  200 while etcd serves and we are owner, else 503 with the reason
 //	/status  the Status as JSON
+//	/metrics the same and more for Prometheus
 func (s *Supervisor) serveHTTP(ctx context.Context, l net.Listener) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /livez", s.livez)
 	mux.HandleFunc("GET /readyz", s.readyz)
 	mux.HandleFunc("GET /status", s.statusJSON)
+	mux.Handle("GET /metrics", s.metrics.handler())
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second,
 		WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
 	stop := context.AfterFunc(ctx, func() { server.Close() })

@@ -154,7 +154,7 @@ func (i *Init) terminate(r remains, left []process, known bool, told map[process
 				i.log.Warn().Err(err).Msg("signal not sent")
 			}
 		}
-		i.log.Debug().Int("pid", p.pid).Msg("TERM sent")
+		i.log.Info().Int("pid", p.pid).Msg("TERM sent")
 	}
 	if !known && !told[process{}] {
 		told[process{}] = true

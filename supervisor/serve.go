@@ -82,10 +82,9 @@ func (s *Supervisor) onChildExit(ctx context.Context) {
 	child := s.child
 	s.child = nil
 	exit := child.Exit()
+	s.metrics.exited(exit)
 	next := s.cfg.Restart.Decide(s.failures, exit, time.Since(s.started), rand.Float64())
-	s.board.update(func(st *Status) {
-		st.Child.PID, st.Child.LastExit, st.Ready = 0, exit.String(), false
-	})
+	s.childGone(exit)
 	if next.Again {
 		s.enter(BackingOff, "the child ended with "+exit.String())
 	}
@@ -127,9 +126,17 @@ func (s *Supervisor) stopChild(ctx context.Context) {
 				s.end(0, err)
 				return
 			}
+			s.childGone(exit)
 			s.log.Info().Stringer("exit", exit).Bool("killed", exit.Killed).Msg("child ended")
 			s.finish(ctx, exit.Status())
 		}
+	})
+}
+
+// childGone publishes the end of the child.
+func (s *Supervisor) childGone(exit Exit) {
+	s.board.update(func(st *Status) {
+		st.Child.PID, st.Child.LastExit, st.Ready = 0, exit.String(), false
 	})
 }
 

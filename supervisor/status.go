@@ -41,7 +41,12 @@ type OwnerStatus struct {
 	LeaseLeftMS int64     `json:"lease_left_ms"`
 	Generation  uint64    `json:"generation,omitempty"`
 	Head        string    `json:"journal_head,omitempty"`
+	HeadSeq     uint64    `json:"journal_head_seq,omitempty"`
+	HeadKind    string    `json:"journal_head_kind,omitempty"`
 }
+
+// handoverDone is the step of a handover whose final snapshot is in the journal, or whose etcd is only fenced.
+const handoverDone = "done"
 
 // HandoverStatus tells how far a handover is.
 type HandoverStatus struct {

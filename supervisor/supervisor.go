@@ -27,6 +27,7 @@ type Supervisor struct {
 	journal *Journal           // nil: no store
 	watcher *ownership.Watcher // nil: no ownership
 	board   board
+	metrics *metrics
 	pings   chan struct{} // /livez asks, the loop answers
 	posts   chan func()   // results of jobs, run by the loop
 
@@ -59,6 +60,7 @@ func New(cfg Config, inbox *signals.Inbox, log zerolog.Logger) (*Supervisor, err
 		return nil, err
 	}
 	s := &Supervisor{cfg: cfg, log: log, clock: ownership.BootClock, pings: make(chan struct{}), posts: make(chan func())}
+	s.metrics = newMetrics(&s.board)
 	s.board.status = Status{Version: cfg.Version, Since: time.Now()}
 	if cfg.Etcd != nil {
 		if err := s.prepareEtcd(); err != nil {

@@ -93,6 +93,10 @@ func runDemo(ctx context.Context, c *cli.Context, _ zerolog.Logger) (err error) 
 		return err
 	}
 	defer d.store.stop()
+	if !c.Bool("json") {
+		fmt.Printf("Two sites on loopback, one owner record, one store (%s). %d clients write to %s; after %d acknowledged writes the record moves to %s.\n\n",
+			c.String("store"), writerClients, siteA, d.keys, siteB)
+	}
 	r, err := d.play(ctx)
 	if err != nil {
 		return err
@@ -106,7 +110,7 @@ func (d *demo) report(r result, asJSON bool) error {
 			return err
 		}
 	} else {
-		fmt.Printf("handover %s: acknowledged=%d missing=%d late=%d fence_ms=%d final_ms=%d serving_ms=%d\n",
+		fmt.Printf("\nhandover %s: acknowledged=%d missing=%d late=%d fence_ms=%d final_ms=%d serving_ms=%d\n",
 			r.Result, r.Acknowledged, r.Missing, r.Late, r.FenceMS, r.FinalMS, r.ServingMS)
 	}
 	if r.Result != "ok" {
@@ -244,6 +248,7 @@ func (d *demo) takeOver(ctx context.Context, moved time.Time, stopWriting func()
 		return result{}, err
 	}
 	stopWriting()
+	d.t.end()
 	missing, late, err := d.writer.verify(ctx, newGateway(d.heir.client), dead.At)
 	if err != nil {
 		return result{}, fmt.Errorf("read what the new site has: %w", err)

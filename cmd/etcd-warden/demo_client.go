@@ -101,26 +101,28 @@ type acknowledged struct {
 	sent  time.Time // when the request left: an answer may be read late on a busy machine, a request cannot be early
 }
 
+// writerClients is how many clients write at once.
+const writerClients = 8
+
 // writer puts unique keys into an etcd from several clients at once and remembers every acknowledgement.
 type writer struct {
-	g       *gateway
-	enough  chan struct{} // closed when the wanted number is acknowledged
-	wanted  int
-	clients int
+	g      *gateway
+	enough chan struct{} // closed when the wanted number is acknowledged
+	wanted int
 
 	mu   sync.Mutex // guards acks
 	acks map[string]acknowledged
 }
 
 func newWriter(g *gateway, wanted int) *writer {
-	return &writer{g: g, wanted: wanted, clients: 8, enough: make(chan struct{}), acks: map[string]acknowledged{}}
+	return &writer{g: g, wanted: wanted, enough: make(chan struct{}), acks: map[string]acknowledged{}}
 }
 
 // run writes until ctx ends. It goes on against a dead etcd: an acknowledgement after the death is what the demo looks
 // for.
 func (w *writer) run(ctx context.Context) {
 	var wg sync.WaitGroup
-	for c := range w.clients {
+	for c := range writerClients {
 		wg.Go(func() { w.client(ctx, c) })
 	}
 	wg.Wait()

@@ -29,6 +29,7 @@ type timeline struct {
 	mu     sync.Mutex // guards all below
 	zero   time.Time  // when the record moved; before that, times are negative
 	events []event
+	over   bool          // the story is told: what comes is the demo's own cleaning up
 	more   chan struct{} // closed and replaced at each new event
 }
 
@@ -46,7 +47,8 @@ var shown = map[string][]string{
 	"etcd serving":                 nil,
 	"owner record polled":          {"answer"},
 	"readiness off":                nil,
-	"signal sent":                  {"signal", "pid"},
+	"TERM sent":                    {"pid"},
+	"SIGKILL sent":                 nil,
 	"etcd dead":                    {"exit", "took_ms"},
 	"final capture":                {"how", "revision"},
 	"fenced restart":               {"behind"},
@@ -69,11 +71,19 @@ func (t *timeline) add(e event) {
 	close(t.more)
 	t.more = make(chan struct{})
 	switch fields, ok := shown[e.Message]; {
+	case t.over:
 	case t.all:
 		t.print(e, slices.Sorted(maps.Keys(e.Fields)))
 	case ok:
 		t.print(e, fields)
 	}
+}
+
+// end stops the printing.
+func (t *timeline) end() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.over = true
 }
 
 func (t *timeline) note(who, message string, fields map[string]any) {

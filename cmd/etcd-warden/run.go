@@ -138,8 +138,8 @@ func ownerConfig(c *cli.Context) (*ownership.Settings, error) {
 	s.Interval, s.SuspectInterval, s.PollTimeout = c.Duration("owner-interval"), c.Duration("owner-suspect-interval"), c.Duration("owner-poll-timeout")
 	s.StoreCheck = c.Duration("owner-store-check")
 	s.LostCount, s.RegainCount = c.Int("owner-lost-count"), c.Int("owner-regain-count")
-	s.RecordTTL, s.MaxGap, s.TermGrace = c.Duration("owner-record-ttl"), c.Duration("owner-max-gap"), c.Duration("handover-grace")
-	s.Lease, s.UnsafeNoLease = c.Duration("owner-lease"), c.Bool("unsafe-no-lease")
+	s.RecordTTL, s.MaxGap, s.TermGrace = c.Duration("owner-record-ttl"), c.Duration("owner-max-gap"), c.Duration("owner-term-grace")
+	s.Lease, s.UnsafeNoLease = c.Duration("owner-lease"), c.Bool("owner-unsafe-no-lease")
 	s.WaitFinal, s.StartWithoutStore = c.Duration("wait-final"), c.String("start-without-store")
 	if err := s.Validate(); err != nil {
 		return nil, badConfig("%w", err)

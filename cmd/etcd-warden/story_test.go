@@ -36,11 +36,12 @@ var storyOwner = func() ownership.Settings {
 // story is two sites, a record, a store and a writer, all real.
 type story struct {
 	*demo
-	test   *testing.T
-	ctx    context.Context
-	dns    *ownertest.Server
-	lives  int // sites started so far
-	writer *writer
+	test    *testing.T
+	ctx     context.Context
+	dns     *ownertest.Server
+	lives   int // sites started so far
+	writer  *writer
+	running []*site // all lives
 }
 
 func newStory(t *testing.T) *story {
@@ -92,6 +93,7 @@ func (s *story) start(id string, flags ...string) *site {
 		s.test.Fatal(err)
 	}
 	s.test.Cleanup(func() { life.stop(s.ctx, 20*time.Second) })
+	s.running = append(s.running, life)
 	return life
 }
 

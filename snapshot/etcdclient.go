@@ -86,6 +86,11 @@ func readLinearizable(ctx context.Context, c *clientv3.Client) error {
 // dialEtcd makes a client that logs nothing and connects lazily. The address is dialed by ourselves, as grpc knows no
 // socket path that is longer than the kernel's limit.
 func dialEtcd(endpoint string, tlsConfig *tls.Config) (*clientv3.Client, error) {
+	return dialEtcdAs(endpoint, tlsConfig, "", "")
+}
+
+// dialEtcdAs is dialEtcd as one of etcd's users. With a user it connects at once.
+func dialEtcdAs(endpoint string, tlsConfig *tls.Config, user, password string) (*clientv3.Client, error) {
 	network, address, err := splitEndpoint(endpoint)
 	if err != nil {
 		return nil, err
@@ -102,6 +107,8 @@ func dialEtcd(endpoint string, tlsConfig *tls.Config) (*clientv3.Client, error) 
 	c, err := clientv3.New(clientv3.Config{
 		Endpoints: []string{scheme + "://" + host},
 		TLS:       tlsConfig,
+		Username:  user,
+		Password:  password,
 		Logger:    zap.NewNop(),
 		DialOptions: []grpc.DialOption{grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			return dialEndpoint(ctx, network, address)

@@ -34,6 +34,9 @@ type UploadOptions struct {
 	Late bool
 	// Progress is called often, from one goroutine at a time, with the bytes read from the source and the bytes that left for the store so far.
 	Progress func(plain, stored int64)
+	// Complete, when set, fills in what only the end of the source tells, such as the exact revision of a live capture. It is called once the source has ended
+	// without error, before the manifest is written; its error is the source's. The snapshot's key is made before, of the Revision that m had at first.
+	Complete func(m *Manifest) error
 }
 
 // Upload streams a snapshot into the store: read → SHA-256 → zstd level 1 → SHA-256 → parts. Memory is constant, there is no temporary file, and one CPU is
@@ -56,6 +59,11 @@ func Upload(ctx context.Context, store Store, src Source, m Manifest, opt Upload
 		return Manifest{}, fmt.Errorf("upload snapshot: %w", err)
 	}
 	m.PlainBytes, m.PlainSHA256 = pipe.plain.sum()
+	if opt.Complete != nil {
+		if err := opt.Complete(&m); err != nil {
+			return Manifest{}, fmt.Errorf("upload snapshot: %w", errors.Join(&SourceError{Err: err}, store.Delete(ctx, m.Key)))
+		}
+	}
 	m.StoredBytes, m.StoredSHA256 = pipe.stored.sum()
 	if err := verifyStored(ctx, store, m, object); err != nil {
 		return Manifest{}, fmt.Errorf("upload snapshot: %w", err)

@@ -28,6 +28,11 @@ func (s *Supervisor) step(ctx context.Context, ev ownership.Event) {
 	s.afterStep()
 }
 
+// mark has the marker written; nothing waits for it.
+func (s *Supervisor) mark(p ownership.Phase, generation uint64) {
+	s.scribe.write(Marker{Phase: p, Generation: generation, Reason: s.machine.Reason(), At: time.Now().UTC()})
+}
+
 // logVerdict logs a poll whose answer differs from the last one.
 func (s *Supervisor) logVerdict(ev ownership.Event) {
 	v, ok := ev.(ownership.VerdictEvent)
@@ -49,8 +54,13 @@ func (s *Supervisor) perform(ctx context.Context, a ownership.Action) {
 		s.serve(ctx)
 	case ownership.Fence:
 		s.startHandover(ctx, loss{proven: a.Lost, reason: a.Reason})
+		if a.Lost {
+			s.mark(ownership.PhaseLost, s.machine.Generation())
+		} else {
+			s.mark(ownership.PhaseIsolated, s.machine.Generation())
+		}
 	case ownership.Mark:
-		s.scribe.write(Marker{Phase: a.Phase, Generation: a.Generation, Reason: s.machine.Reason(), At: time.Now().UTC()})
+		s.mark(a.Phase, a.Generation)
 	case ownership.Finalize:
 		if s.handingOff == nil { // else the handover that proved the death goes on by itself
 			s.startHandover(ctx, loss{proven: true, reason: s.machine.Reason()})

@@ -27,8 +27,8 @@ func (s *Supervisor) handover(ctx context.Context, child *Child, why loss) error
 	// first, the next start cannot serve without asking DNS and the journal.
 	s.unready(why)
 
-	// 2. Every process of etcd's group is reaped, and its own lock on its database is free: two proofs, each by itself.
-	// An unproven loss ends here. etcd is dead, and nothing is given away until somebody says that we lost.
+	// 2. Every process of etcd's group is reaped: the first proof. An unproven loss ends here, with etcd dead and nothing
+	// given away until somebody says that we lost.
 	if err := s.killEtcd(ctx, child, began); err != nil {
 		return err
 	}
@@ -37,7 +37,8 @@ func (s *Supervisor) handover(ctx context.Context, child *Child, why loss) error
 		return nil
 	}
 
-	// 3. Everything that etcd acknowledged goes to the store, for as long as it takes, and 4. a create-only entry in the
+	// 3. Everything that etcd acknowledged goes to the store, for as long as it takes. The capture takes the lock that a
+	// living etcd holds on its database: the second proof, which needs no process table. 4. A create-only entry in the
 	// journal ends the generation. Nothing more can be acknowledged, so there is no hurry, only no giving up.
 	s.enter(Capturing, why.reason)
 	for attempt := 1; ; attempt++ {

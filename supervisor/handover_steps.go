@@ -62,33 +62,17 @@ func (s *Supervisor) unready(why loss) {
 	s.log.Warn().Bool("proven", why.proven).Str("reason", why.reason).Msg("readiness off")
 }
 
-// killEtcd returns nil when etcd is dead twice over: its process group is empty, and the lock that a living etcd holds on
-// its database is free. It gives up only with ctx.
+// killEtcd returns nil when every process of etcd's group is reaped. It does not give up, whatever becomes of ctx, and
+// touches no file.
 func (s *Supervisor) killEtcd(ctx context.Context, child *Child, began time.Time) error {
 	if child == nil {
 		return nil
 	}
-	grace := s.cfg.Owner.TermGrace
 	now, stopWatching := quiescence(s.dirs(), child.Exited(), s.init.Escalated())
 	defer stopWatching()
-	exit, err := child.Stop(context.WithoutCancel(ctx), grace, now)
+	exit, err := child.Stop(context.WithoutCancel(ctx), s.cfg.Owner.TermGrace, now)
 	if err != nil {
 		return fmt.Errorf("etcd is not proven dead: %w", err)
-	}
-	for alarmed := false; ; alarmed = true {
-		dead, err := snapshot.OpenOffline(ctx, s.dirs(), lockPatience)
-		if err == nil {
-			err = dead.Close()
-		}
-		if !errors.Is(err, snapshot.ErrInUse) {
-			break // free, or not a database at all: the capture will say which
-		}
-		if !alarmed {
-			s.log.Error().Err(err).Msg("etcd's database is still locked though its process group is empty; find the process that holds it")
-		}
-		if ctx.Err() != nil {
-			return fmt.Errorf("etcd is not proven dead: %w", err)
-		}
 	}
 	took := time.Since(began)
 	s.childGone(exit)
@@ -97,7 +81,7 @@ func (s *Supervisor) killEtcd(ctx context.Context, child *Child, began time.Time
 	return nil
 }
 
-// lockPatience is one wait for etcd's lock; the kernel drops it with the last process that holds it.
+// lockPatience is one wait for etcd's lock on its database; the kernel drops it with the last process that holds it.
 const lockPatience = 10 * time.Second
 
 // backOff waits before the next try of the final snapshot.

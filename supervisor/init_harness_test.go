@@ -2,6 +2,7 @@ package supervisor
 
 import (
 	"bufio"
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -9,6 +10,8 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -28,6 +31,7 @@ type warden struct {
 	stdin *os.File    // the write end of the child's stdin
 	lines chan string // of stdout and stderr; closed at the end of it
 	seen  []string
+	tag   string        // in the environment of all that it starts
 	done  chan struct{} // it has ended
 }
 
@@ -60,9 +64,9 @@ func needRoot(t *testing.T, what string) {
 // startInit starts `@init args`; the command comes after "--" in args.
 func startInit(t *testing.T, args []string, options ...option) *warden {
 	t.Helper()
-	w := &warden{t: t, lines: make(chan string, 4096), done: make(chan struct{})}
+	w := &warden{t: t, tag: fmt.Sprintf("WARDEN_TEST=%s.%d", t.Name(), os.Getpid()), lines: make(chan string, 4096), done: make(chan struct{})}
 	w.cmd = exec.Command(testBinary(t), append([]string{"@init"}, args...)...)
-	w.cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0") // the detector sleeps a second at each exit otherwise
+	w.cmd.Env = append(os.Environ(), w.tag, "GORACE=atexit_sleep_ms=0") // the detector sleeps a second at each exit otherwise
 	// A session of its own: no signal of the terminal that the tests run on, and no way back from a test to it.
 	w.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: unix.SIGKILL}
 	r, out, err := os.Pipe()
@@ -93,7 +97,7 @@ func startInit(t *testing.T, args []string, options ...option) *warden {
 		}
 	}()
 	t.Cleanup(func() {
-		w.cmd.Process.Kill()
+		w.clearAway()
 		<-w.done
 		w.stdin.Close()
 		if t.Failed() {
@@ -101,6 +105,19 @@ func startInit(t *testing.T, args []string, options ...option) *warden {
 		}
 	})
 	return w
+}
+
+// clearAway kills whatever carries the warden's tag in its environment: all that it started, also what has lost its
+// parents since, so that a test leaves nothing behind, however it ended.
+func (w *warden) clearAway() {
+	w.cmd.Process.Kill() // os.ErrProcessDone: it has been waited for
+	files, _ := filepath.Glob("/proc/[0-9]*/environ")
+	for _, file := range files {
+		if env, err := os.ReadFile(file); err == nil && bytes.Contains(env, []byte(w.tag)) {
+			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+			unix.Kill(pid, unix.SIGKILL)
+		}
+	}
 }
 
 func testBinary(t *testing.T) string {

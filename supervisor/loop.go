@@ -15,6 +15,7 @@ func (s *Supervisor) loop(ctx context.Context) ending {
 	ctx, cancel := context.WithCancel(ctx)
 	defer s.jobs.Wait()
 	defer cancel()
+	defer close(s.over)
 	wake := time.NewTimer(time.Hour)
 	defer wake.Stop()
 	s.boot(ctx)
@@ -127,10 +128,11 @@ func (s *Supervisor) do(ctx context.Context, job func(context.Context) func()) {
 	})
 }
 
-// post has the loop run f; it gives up when the loop is over.
+// post has the loop run f; it gives up when ctx ends or the loop is over.
 func (s *Supervisor) post(ctx context.Context, f func()) {
 	select {
 	case s.posts <- f:
+	case <-s.over:
 	case <-ctx.Done():
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"github.com/etcd-warden/etcd-warden/snapshot"
 )
 
 // restGrace is what the child's own children get between TERM and KILL once it is gone.
@@ -99,10 +101,10 @@ func (s *Supervisor) afterExit(ctx context.Context, exit Exit, next Restart, err
 	switch {
 	case err != nil:
 		s.end(0, fmt.Errorf("clear away what the child left: %w", err))
+	case s.handingOff != nil: // ownership was lost meanwhile; the handover finds nothing left to kill
 	case !next.Again || s.stopping:
 		s.log.Info().Stringer("exit", exit).Str("why", next.Reason).Msg("child ended")
 		s.finish(ctx, exit.Status())
-	case s.handingOff != nil: // ownership was lost meanwhile
 	default:
 		s.restarts, s.failures = s.restarts+1, next.Failures
 		s.log.Warn().Stringer("exit", exit).Dur("delay_ms", next.Delay).Int("restarts", s.restarts).Msg("child is started again")
@@ -152,6 +154,19 @@ func (s *Supervisor) finish(ctx context.Context, code int) {
 func hasData(dir string) bool {
 	_, err := os.Stat(filepath.Join(dir, "member"))
 	return err == nil
+}
+
+// checkUnused refuses a data directory on which an etcd runs that is not ours: a second one would wait for its lock for
+// ever. What else may be wrong with the files is etcd's to say.
+func (s *Supervisor) checkUnused() error {
+	dead, err := snapshot.OpenOffline(context.Background(), s.dirs(), time.Second)
+	if err == nil {
+		return dead.Close()
+	}
+	if errors.Is(err, snapshot.ErrInUse) {
+		return fmt.Errorf("data directory %s: %w; stop that etcd first", s.cfg.Etcd.DataDir, err)
+	}
+	return nil
 }
 
 // checkDataDir refuses a data directory that cannot be looked into: taking it for empty would bootstrap a new cluster

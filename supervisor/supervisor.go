@@ -30,6 +30,7 @@ type Supervisor struct {
 	metrics *metrics
 	pings   chan struct{} // /livez asks, the loop answers
 	posts   chan func()   // results of jobs, run by the loop
+	over    chan struct{} // closed when the loop has ended
 
 	// All below belongs to the loop alone.
 	jobs       sync.WaitGroup
@@ -59,7 +60,7 @@ func New(cfg Config, inbox *signals.Inbox, log zerolog.Logger) (*Supervisor, err
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	s := &Supervisor{cfg: cfg, log: log, clock: ownership.BootClock, pings: make(chan struct{}), posts: make(chan func())}
+	s := &Supervisor{cfg: cfg, log: log, clock: ownership.BootClock, pings: make(chan struct{}), posts: make(chan func()), over: make(chan struct{})}
 	s.metrics = newMetrics(&s.board)
 	s.board.status = Status{Version: cfg.Version, Since: time.Now()}
 	if cfg.Etcd != nil {
@@ -91,6 +92,9 @@ func (s *Supervisor) prepareEtcd() error {
 	var err error
 	if s.state, err = OpenStateDir(s.cfg.Etcd.DataDir); err != nil {
 		return err
+	}
+	if err := s.checkUnused(); err != nil {
+		return errors.Join(err, s.state.Close())
 	}
 	s.scribe = &scribe{dir: s.state, log: s.log, next: make(chan Marker, 1)}
 	if s.cfg.Store != nil {

@@ -33,14 +33,13 @@ func startSite(name string, d *demo, flags []string) (*site, error) {
 	if err != nil {
 		return nil, err
 	}
-	loopback := func(port int) string { return fmt.Sprintf("http://127.0.0.1:%d", port) }
 	dir := filepath.Join(d.dir, name)
-	s := &site{name: name, client: loopback(ports[0]), http: "127.0.0.1:" + strconv.Itoa(ports[2]), ended: make(chan struct{})}
+	s := &site{name: name, client: urlOf(ports[0]), http: "127.0.0.1:" + strconv.Itoa(ports[2]), ended: make(chan struct{})}
 	args := append([]string{"run", "--log-format", "json", "--http", s.http, "--owner-id", name}, flags...)
 	args = append(args, "--", d.etcd, "--name", name, "--data-dir", filepath.Join(dir, "etcd"),
 		"--listen-client-urls", s.client, "--advertise-client-urls", s.client,
-		"--listen-peer-urls", loopback(ports[1]), "--initial-advertise-peer-urls", loopback(ports[1]),
-		"--initial-cluster", name+"="+loopback(ports[1]), "--log-level", "error")
+		"--listen-peer-urls", urlOf(ports[1]), "--initial-advertise-peer-urls", urlOf(ports[1]),
+		"--initial-cluster", name+"="+urlOf(ports[1]), "--log-level", "error")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
@@ -107,6 +106,8 @@ func (s *site) stop(ctx context.Context, patience time.Duration) {
 		<-s.ended
 	}
 }
+
+func urlOf(port int) string { return fmt.Sprintf("http://127.0.0.1:%d", port) }
 
 // freePorts finds n loopback ports that are free now.
 func freePorts(n int) ([]int, error) {

@@ -19,6 +19,10 @@ const (
 	exitUnfinished    = 75  // stopped while the final snapshot was still owed; the next start resumes
 	exitFenced        = 76  // ownership lost, final snapshot committed (--exit-when-fenced)
 	exitSuperseded    = 77  // somebody else ended the generation; this site's data is kept and was uploaded under late/
+	exitOther         = 80  // owner check: the record names another
+	exitNone          = 81  // owner check: there is no record
+	exitUnclear       = 82  // owner check: several records, a broken one, or servers that disagree
+	exitPollFailed    = 83  // owner check: nobody gave an answer that can be used
 	exitTimedOut      = 124 // await-final: not there within --timeout (as timeout(1))
 	exitNotExecutable = 126 // the command cannot be executed
 	exitNotFound      = 127 // the command was not found

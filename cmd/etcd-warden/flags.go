@@ -70,6 +70,7 @@ func ownerFlags() []cli.Flag {
 		durationFlag(catOwner, "owner-store-check", d.StoreCheck, "between two looks at the journal while something is waited for (an owner looks at a sixth of that rate)"),
 		durationFlag(catOwner, "owner-record-ttl", d.RecordTTL, "TTL that the record is published with"),
 		durationFlag(catOwner, "owner-max-gap", d.MaxGap, "longest silence of the record that is bridged without a new entry in the journal"),
+		durationFlag(catOwner, "owner-term-grace", d.TermGrace, "from TERM to KILL in a handover, at most (KILL comes as soon as etcd is quiet)"),
 		durationFlag(catOwner, "owner-lease", d.Lease, "how long etcd may serve without a confirmation by DNS (0: for ever, only with --owner-unsafe-no-lease)"),
 		boolFlag(catOwner, "owner-unsafe-no-lease", "allow --owner-lease=0: a site cut off from DNS then serves for ever, beside its successor"),
 		durationFlag(catOwner, "wait-final", d.WaitFinal, "how long a new owner waits for the old one's final snapshot before it declares the generation abandoned"),
@@ -83,14 +84,11 @@ func runFlags() []cli.Flag {
 		boolFlag(catStore, "new-cluster", "an empty data directory and an empty store mean a new cluster: bootstrap it"),
 		stringFlag(catChild, "data-dir", "", "etcd's data `DIRECTORY`, only where it cannot be read off etcd's own flags, environment or config file"),
 		durationFlag(catChild, "stop-grace", 10*time.Second, "from TERM to KILL in an ordinary stop"),
-		durationFlag(catOwner, "owner-term-grace", d().TermGrace, "from TERM to KILL in a handover, at most (KILL comes as soon as etcd is quiet)"),
 		stringFlag(catChild, "restart", "never", "what follows when the child ends by itself: never, on-failure, always"),
 		boolFlag(catChild, "exit-when-fenced", "after a handover end with the documented code instead of waiting for the cluster to come back"),
 		stringFlag(catHTTP, "http", defaultHTTP, "`ADDRESS` of /livez, /readyz and /status (empty: none)"),
 	})
 }
-
-func d() ownership.Settings { return ownership.Defaults() }
 
 const (
 	defaultHTTP       = "127.0.0.1:2384"

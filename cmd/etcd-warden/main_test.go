@@ -33,8 +33,8 @@ func TestScripts(t *testing.T) {
 			if wd, err := os.Getwd(); err == nil {
 				e.Setenv("ROOT", wd+"/../..")
 			}
-			return nil
+			return giveRecord(e)
 		},
-		Cmds: map[string]func(*testscript.TestScript, bool, []string){"exits": exits},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){"exits": exits, "record": record},
 	})
 }

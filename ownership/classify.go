@@ -13,6 +13,10 @@ import (
 // maxLinks is how many CNAME records may lead to the owner record.
 const maxLinks = 8
 
+// cacheRounding is by how much the TTL in a cached answer may be too large: caches count in whole seconds, so that one which
+// has just answered with the full TTL may have held the record for almost a second.
+const cacheRounding = time.Second
+
 // form is what an answer is held against.
 type form struct {
 	name    string
@@ -82,6 +86,9 @@ func (f form) classifyAnswer(m *dns.Msg, a *Answer) {
 		case len(at.values) > 0:
 			a.Values, a.TTL = at.values, time.Duration(ttl)*time.Second
 			f.judge(a, ttl)
+			if !m.Authoritative {
+				a.Age += cacheRounding
+			}
 		case len(at.targets) == 0:
 			f.classifyNoData(m, a, name)
 		case len(a.Chain) == maxLinks:

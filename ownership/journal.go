@@ -47,6 +47,10 @@ type Entry struct {
 	Snapshot   *SnapshotRef `json:"snapshot,omitempty"` // final: the final snapshot; claim: what was restored
 	From       uint64       `json:"from,omitempty"`     // claim: the generation that the restored snapshot belongs to
 	Reason     string       `json:"reason,omitempty"`
+
+	// Damaged, of a final, says that its snapshot is no snapshot but the files of an etcd that could not be captured, and
+	// what is known to be missing. Nothing is restored from it; somebody must decide.
+	Damaged string `json:"damaged,omitempty"`
 }
 
 // Head is the last entry of a journal, or Empty.
@@ -88,7 +92,11 @@ func (h Head) Describe() string {
 	if h.Empty {
 		return "an empty journal"
 	}
-	return fmt.Sprintf("%s of generation %d by %s (instance %s, entry %d)", h.Kind, h.Generation, h.Owner, h.Instance, h.Seq)
+	kind := string(h.Kind)
+	if h.Damaged != "" {
+		kind = "damaged " + kind
+	}
+	return fmt.Sprintf("%s of generation %d by %s (instance %s, entry %d)", kind, h.Generation, h.Owner, h.Instance, h.Seq)
 }
 
 // Closed reports whether the generation of the head is ended, so that only a claim may follow.
@@ -148,7 +156,7 @@ func NextClaim(h Head, by Author, at time.Time, from uint64, snap SnapshotRef) (
 		return Entry{}, illegal(Claim, h, "the generation is not closed")
 	case from == 0 || from > h.Generation:
 		return Entry{}, illegal(Claim, h, fmt.Sprintf("it cannot restore from generation %d", from))
-	case h.Kind == Final && (from != h.Generation || h.Snapshot == nil || h.Snapshot.SHA256 != snap.SHA256):
+	case h.Kind == Final && h.Damaged == "" && (from != h.Generation || h.Snapshot == nil || h.Snapshot.SHA256 != snap.SHA256):
 		return Entry{}, illegal(Claim, h, "a generation that ended with a final is restored from that final and nothing else")
 	}
 	e := h.next(Claim, h.Generation+1, by, at, "")
@@ -215,6 +223,9 @@ func (e Entry) Validate() error {
 		return bad("no owner")
 	case e.Instance == "":
 		return bad("no instance")
+	}
+	if e.Damaged != "" && e.Kind != Final {
+		return bad("%s says that it is damaged, which only a final can be", e.Kind)
 	}
 	switch e.Kind {
 	case Open, Abandoned:

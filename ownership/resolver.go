@@ -263,6 +263,9 @@ func plain(err error) string {
 		}
 		return "no answer in time" + n
 	}
+	if call, ok := errors.AsType[*os.SyscallError](err); ok {
+		return call.Error() // "read: connection refused"
+	}
 	if errors.As(err, &op) {
 		return op.Op + ": " + op.Err.Error()
 	}

@@ -51,7 +51,7 @@ type Answer struct {
 	RCode  string        `json:"rcode,omitempty"`  // "" when no answer came
 	Flags  []string      `json:"flags,omitempty"`  // of aa, tc, rd, ra, ad
 	TTL    time.Duration `json:"ttl,omitempty"`    // the smallest on the way to the value
-	Age    time.Duration `json:"age,omitempty"`    // configured TTL - TTL received: how long a cache may have held the answer
+	Age    time.Duration `json:"age,omitempty"`    // configured TTL - TTL received, and a second more from a cache: how long it may have held the answer
 	Chain  []string      `json:"chain,omitempty"`  // names that CNAME records led to
 	EDE    []string      `json:"ede,omitempty"`    // extended DNS errors, RFC 8914
 	Reason string        `json:"reason"`

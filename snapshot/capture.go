@@ -191,14 +191,11 @@ func (t *trailerCheck) verify() error {
 	return nil
 }
 
-// errNoLive is for callers that have no endpoint.
-var errNoLive = errors.New("no etcd endpoint given")
-
 // Validate says what is missing.
 func (e LiveEtcd) Validate() error {
 	switch {
 	case e.Endpoint == "":
-		return errNoLive
+		return errors.New("no etcd endpoint given")
 	case (e.User == "") != (e.PasswordFile == ""):
 		return errors.New("etcd's user and its password file belong together")
 	}

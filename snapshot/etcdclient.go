@@ -104,7 +104,12 @@ func dialEtcdAs(endpoint string, tlsConfig *tls.Config, user, password string) (
 	if network == "tcp" {
 		host = address
 	}
+	var patience time.Duration
+	if user != "" {
+		patience = liveCallTimeout // for the token, which New asks for
+	}
 	c, err := clientv3.New(clientv3.Config{
+		DialTimeout: patience,
 		Endpoints: []string{scheme + "://" + host},
 		TLS:       tlsConfig,
 		Username:  user,

@@ -1,6 +1,7 @@
 package snapshot
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -249,6 +250,29 @@ func (b *backend) addMembers(bucket string, to map[uint64]bool) error {
 			to[id] = true
 		}
 		return nil
+	})
+}
+
+// checkRecords walks all buckets. It looks at keys alone, so that of a large value only the first page is read.
+func (b *backend) checkRecords(ctx context.Context) error {
+	return b.walk(func() error {
+		return b.tx.ForEach(func(name []byte, bucket *bolt.Bucket) error {
+			var last []byte
+			records, isKeys := 0, string(name) == "key"
+			return bucket.ForEach(func(k, v []byte) error {
+				if records++; records%4096 == 0 && ctx.Err() != nil {
+					return context.Cause(ctx)
+				}
+				if last != nil && bytes.Compare(last, k) >= 0 {
+					return fmt.Errorf("%w: %s: bucket %q has key %x after %x", ErrDBDamaged, b.path, name, k, last)
+				}
+				if isKeys && (len(k) < revisionBytes || len(v) == 0) {
+					return fmt.Errorf("%w: %s: record %x is not a key record", ErrDBDamaged, b.path, k)
+				}
+				last = k
+				return nil
+			})
+		})
 	})
 }
 

@@ -18,6 +18,8 @@ func (s *Supervisor) loop(ctx context.Context) ending {
 	defer close(s.over)
 	wake := time.NewTimer(time.Hour)
 	defer wake.Stop()
+	watchdog, stopWatchdog := s.watchdog()
+	defer stopWatchdog()
 	s.boot(ctx)
 	for s.ending == nil {
 		s.arm(wake)
@@ -40,6 +42,8 @@ func (s *Supervisor) loop(ctx context.Context) ending {
 		case <-ctx.Done():
 			s.onStop(ctx, "the program is ending", 1)
 			ctx = context.WithoutCancel(ctx) // once is enough; what follows is bounded by the stop itself
+		case <-watchdog:
+			s.signOfLife(ctx)
 		case s.pings <- struct{}{}:
 		}
 	}
@@ -116,6 +120,7 @@ func (s *Supervisor) begin(ctx context.Context, can snapshot.Capabilities) {
 	s.machine = ownership.NewMachine(*s.cfg.Owner, boot)
 	s.enter(Waiting, "ownership is not confirmed")
 	s.begun = true
+	s.notified(s.init.Notifier().Ready()) // the warden is up; whether etcd may be is another matter, and may take days
 	s.step(ctx, ownership.Tick{})
 }
 
@@ -177,6 +182,8 @@ func (s *Supervisor) onRequest(ctx context.Context, e Event) {
 	switch e.Kind {
 	case StopRequested:
 		s.onStop(ctx, signals.Name(e.Signal), e.Count)
+	case ChildReady:
+		s.onServing()
 	case ReloadRequested:
 		s.log.Info().Msg("reload requested; there is nothing to reload")
 	}
@@ -199,6 +206,7 @@ func (s *Supervisor) onStop(ctx context.Context, reason string, count int) {
 		log.Msg("stop requested again; the child is killed")
 	default:
 		log.Dur("grace_ms", s.cfg.Grace).Msg("stop requested")
+		s.notifyStop()
 		s.stopChild(ctx)
 	}
 }

@@ -80,7 +80,7 @@ func New(cfg Config, inbox *signals.Inbox, log zerolog.Logger) (*Supervisor, err
 func initConfig(cfg Config, inbox *signals.Inbox) InitConfig {
 	c := InitConfig{Inbox: inbox, KeepFiles: cfg.Restart.Mode != RestartNever}
 	if cfg.Etcd != nil {
-		c.Policy, c.LeaveDir = signals.ForEtcd, true
+		c.Policy, c.LeaveDir, c.Ready = signals.ForEtcd, true, true
 	}
 	return c
 }
@@ -150,6 +150,14 @@ func (s *Supervisor) fault(ctx context.Context, what string, err error) {
 	}
 }
 
+// statusLine is what `systemctl status` shows.
+func statusLine(p Phase, why string) string {
+	if why == "" {
+		return p.String()
+	}
+	return p.String() + ": " + why
+}
+
 func (s *Supervisor) close() error {
 	if s.state == nil {
 		return nil
@@ -165,6 +173,7 @@ func (s *Supervisor) enter(p Phase, why string) {
 		}
 		if st.Phase != p {
 			st.Phase, st.Since = p, time.Now()
+			s.notified(s.init.Notifier().Status(statusLine(p, why)))
 			s.log.Info().Stringer("phase", p).Str("why", why).Msg("phase")
 		}
 		st.Why = why

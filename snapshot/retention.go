@@ -129,7 +129,7 @@ func Prune(ctx context.Context, store Store, generation uint64, r Retention, now
 	if err := protectRestorable(ctx, store, res.Decisions); err != nil {
 		return res, fmt.Errorf("prune: %w", err)
 	}
-	if res.Orphans, err = orphans(ctx, store, generation, list, now); err != nil {
+	if res.Orphans, err = orphans(ctx, store, generation, now); err != nil {
 		return res, fmt.Errorf("prune: %w", err)
 	}
 	if dryRun || r.Empty() {
@@ -175,19 +175,16 @@ func protectRestorable(ctx context.Context, store Store, decisions []RetentionDe
 	return nil
 }
 
-// orphans lists the snapshots of a generation that have no manifest and are too old to get one. An unreadable manifest is one.
-func orphans(ctx context.Context, store Store, generation uint64, list Listing, now time.Time) ([]string, error) {
+// orphans lists the snapshots of a generation that have no manifest and are too old to get one.
+func orphans(ctx context.Context, store Store, generation uint64, now time.Time) ([]string, error) {
 	owned := map[string]bool{}
-	for _, m := range list.Manifests {
-		owned[m.Key] = true
-	}
 	var data []Object
 	for object, err := range store.List(ctx, GenerationPrefix(generation)) {
 		if err != nil {
 			return nil, err
 		}
 		if name, ok := ParseManifestKey(object.Key); ok {
-			owned[name.DataKey()] = true // also one that was written since, or cannot be read
+			owned[name.DataKey()] = true // whether it can be read or not
 		} else if _, ok := ParseSnapshotKey(object.Key); ok {
 			data = append(data, object)
 		}

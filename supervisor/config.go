@@ -28,8 +28,11 @@ type Config struct {
 
 	Owner          *ownership.Settings // nil: ownership is not asked for, etcd is simply supervised
 	Store          snapshot.Store      // nil: there is none
+	Live           snapshot.LiveEtcd   // how to reach the child for a snapshot; the zero value where it cannot be reached
+	Snapshots      Snapshotting        // what is taken while etcd runs
 	NewCluster     bool                // nothing in the data directory and nothing in the store: bootstrap
 	TakeOver       bool                // the instance that holds the generation under our own id is gone for good
+	AcceptDamaged  uint64              // go on from the newest snapshot after this generation, which ended damaged; 0: none
 	ExitWhenFenced bool                // end after a handover instead of waiting for the way back
 }
 
@@ -53,6 +56,9 @@ var (
 
 // Validate checks what belongs together.
 func (c Config) Validate() error {
+	if err := c.Snapshots.Validate(c.Store != nil, c.Live.Endpoint != ""); err != nil {
+		return err
+	}
 	if c.Owner == nil {
 		return nil
 	}

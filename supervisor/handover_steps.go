@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"time"
 
@@ -119,6 +118,9 @@ func (s *Supervisor) finalize(ctx context.Context, began time.Time) (ownership.E
 	}
 	ours := head.HeldBy(self)
 	manifest, err := s.captureAndUpload(ctx, s.generation(head), !ours)
+	if damaged, ok := errors.AsType[*damage](err); ok {
+		return s.finalizeDamaged(ctx, head, ours, damaged, began)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -127,7 +129,7 @@ func (s *Supervisor) finalize(ctx context.Context, began time.Time) (ownership.E
 		return ownership.AppendRefused{Kind: ownership.Final, Head: head}, nil
 	}
 	s.stepNow("journal")
-	return s.appendFinal(ctx, head, manifest, began)
+	return s.appendFinal(ctx, head, reference(manifest), "", began)
 }
 
 // generation is that of the data in hand: what the machine knows, or the journal's head when it is held by us.
@@ -138,10 +140,11 @@ func (s *Supervisor) generation(head ownership.Head) uint64 {
 	return max(s.board.read().Owner.Generation, 1)
 }
 
-// appendFinal ends the generation. When the head has moved meanwhile, it is read again: an entry of our own moves it too.
-func (s *Supervisor) appendFinal(ctx context.Context, head ownership.Head, m snapshot.Manifest, began time.Time) (ownership.Event, error) {
+// appendFinal ends the generation; damaged says why the snapshot is none, if so. When the head has moved meanwhile, it is read again: an entry of our own moves it too.
+func (s *Supervisor) appendFinal(ctx context.Context, head ownership.Head, ref ownership.SnapshotRef, damaged string, began time.Time) (ownership.Event, error) {
 	for {
-		entry, err := ownership.NextFinal(head, s.author(), time.Now(), reference(m))
+		entry, err := ownership.NextFinal(head, s.author(), time.Now(), ref)
+		entry.Damaged = damaged
 		if err == nil {
 			err = s.journal.Append(ctx, entry)
 		}
@@ -178,10 +181,11 @@ func reference(m snapshot.Manifest) ownership.SnapshotRef {
 func (s *Supervisor) captureAndUpload(ctx context.Context, generation uint64, late bool) (snapshot.Manifest, error) {
 	captured := time.Now()
 	s.stepNow("capture")
-	dead, how, err := s.capture(ctx)
+	dead, how, done, err := s.capture(ctx)
 	if err != nil {
 		return snapshot.Manifest{}, err
 	}
+	defer done()
 	defer dead.Close()
 	proof := dead.Proof()
 	s.stepTook("capture", time.Since(captured))
@@ -195,12 +199,7 @@ func (s *Supervisor) captureAndUpload(ctx context.Context, generation uint64, la
 	}
 	s.stepNow("upload")
 	uploading := time.Now()
-	m, err := snapshot.Upload(ctx, s.cfg.Store, func(_ context.Context, w io.Writer) error { _, err := dead.WriteTo(w); return err },
-		snapshot.Manifest{
-			Generation: generation, Final: true, Captured: how, Revision: proof.Revision, RaftIndex: proof.LastIndex, RaftTerm: proof.LastTerm,
-			MemberID: snapshot.HexID(proof.MemberID), ClusterID: snapshot.HexID(proof.ClusterID), EtcdVersion: proof.Version(),
-			CreatedAt: captured, StepsMS: s.stepsTaken(),
-		}, snapshot.UploadOptions{Late: late, Progress: s.progress(proof.SizeBytes)})
+	m, err := s.upload(ctx, dead, snapshot.Manifest{Generation: generation, Final: true, Captured: how, CreatedAt: captured}, late)
 	if err != nil {
 		return snapshot.Manifest{}, err
 	}
@@ -221,36 +220,7 @@ func (s *Supervisor) uploadedLate(ctx context.Context, generation uint64, p snap
 	return snapshot.Manifest{}, false, err
 }
 
-// capture opens the files of the dead etcd, after a fenced restart where its database lags behind its log.
-func (s *Supervisor) capture(ctx context.Context) (*snapshot.Offline, snapshot.Captured, error) {
-	dead, err := snapshot.OpenOffline(ctx, s.dirs(), lockPatience)
-	if err != nil {
-		return nil, "", fmt.Errorf("open the dead etcd's files: %w", err)
-	}
-	proof := dead.Proof()
-	if proof.Exact() {
-		return dead, snapshot.CapturedOffline, nil
-	}
-	if err := dead.Close(); err != nil {
-		return nil, "", fmt.Errorf("close the dead etcd's files: %w", err)
-	}
-	s.log.Info().Uint64("behind", proof.LastIndex-min(proof.ConsistentIndex, proof.LastIndex)).Bool("torn", proof.Torn).Msg("fenced restart")
-	s.stepNow("fenced restart")
-	if err := s.fencedRestart(ctx); err != nil {
-		return nil, "", err
-	}
-	if dead, err = snapshot.OpenOffline(ctx, s.dirs(), lockPatience); err != nil {
-		return nil, "", fmt.Errorf("open the dead etcd's files after the fenced restart: %w", err)
-	}
-	if after := dead.Proof(); !after.ExactAfterRestart() {
-		return nil, "", errors.Join(fmt.Errorf("the fenced restart left the database at index %d of %d", after.ConsistentIndex, after.LastIndex), dead.Close())
-	}
-	return dead, snapshot.CapturedFencedRestart, nil
-}
-
-func (s *Supervisor) dirs() snapshot.DataDirs {
-	return snapshot.DataDirs{Data: s.cfg.Etcd.DataDir, WAL: s.cfg.Etcd.WALDir}
-}
+func (s *Supervisor) dirs() snapshot.DataDirs { return dirsOf(*s.cfg.Etcd) }
 
 func (s *Supervisor) stepNow(step string) {
 	s.board.update(func(st *Status) { st.Handover.Step = step })

@@ -33,7 +33,11 @@ func (s *Supervisor) restore(ctx context.Context, head ownership.Head) func() {
 
 func (s *Supervisor) restoreFrom(ctx context.Context, head ownership.Head) (origin, error) {
 	began := time.Now()
-	m, err := Newest(ctx, s.cfg.Store, head)
+	newest := func() (snapshot.Manifest, error) { return Newest(ctx, s.cfg.Store, head) }
+	if head.Damaged != "" {
+		newest = func() (snapshot.Manifest, error) { return s.afterDamage(ctx, head) }
+	}
+	m, err := newest()
 	if err != nil {
 		return origin{}, err
 	}
@@ -66,7 +70,7 @@ func (s *Supervisor) restoreConfig(m snapshot.Manifest) snapshot.RestoreConfig {
 // isOurOwnFinal says whether the data directory is what the snapshot was taken from, untouched since: this instance took
 // it, and the files stand at the same revision and at the same place of the log.
 func (s *Supervisor) isOurOwnFinal(ctx context.Context, head ownership.Head, m snapshot.Manifest) bool {
-	if head.Kind != ownership.Final || head.Instance != s.state.Instance() || !hasData(s.cfg.Etcd.DataDir) {
+	if head.Kind != ownership.Final || head.Damaged != "" || head.Instance != s.state.Instance() || !hasData(s.cfg.Etcd.DataDir) {
 		return false
 	}
 	dead, err := snapshot.OpenOffline(ctx, s.dirs(), lockPatience)
@@ -82,8 +86,11 @@ func (s *Supervisor) isOurOwnFinal(ctx context.Context, head ownership.Head, m s
 
 // Newest is the manifest of the snapshot that a closed generation is continued from: its final, or, where it was
 // abandoned, its newest snapshot that verifies. It goes back to earlier generations for one that was abandoned before it
-// had any.
+// had any. One that ended damaged is ErrDamagedFinal.
 func Newest(ctx context.Context, store snapshot.Store, head ownership.Head) (snapshot.Manifest, error) {
+	if head.Damaged != "" {
+		return snapshot.Manifest{}, damagedFinal(head)
+	}
 	if head.Kind == ownership.Final {
 		m, err := snapshot.LoadManifest(ctx, store, head.Snapshot.Manifest)
 		if err != nil {
@@ -95,7 +102,12 @@ func Newest(ctx context.Context, store snapshot.Store, head ownership.Head) (sna
 		}
 		return m, nil
 	}
-	for g := head.Generation; g > 0; g-- {
+	return newestUpTo(ctx, store, head.Generation)
+}
+
+// newestUpTo is the newest snapshot of a generation that verifies or, where it has none, of an earlier one.
+func newestUpTo(ctx context.Context, store snapshot.Store, generation uint64) (snapshot.Manifest, error) {
+	for g := generation; g > 0; g-- {
 		list, err := snapshot.ListManifests(ctx, store, g)
 		if err != nil {
 			return snapshot.Manifest{}, err
@@ -104,7 +116,7 @@ func Newest(ctx context.Context, store snapshot.Store, head ownership.Head) (sna
 			return m, err
 		}
 	}
-	return snapshot.Manifest{}, fmt.Errorf("generation %d was abandoned, and the store has no snapshot of it or of any before it: %w", head.Generation, snapshot.ErrNotFound)
+	return snapshot.Manifest{}, fmt.Errorf("generation %d has no final, and the store has no snapshot of it or of any before it: %w", generation, snapshot.ErrNotFound)
 }
 
 func newestVerified(ctx context.Context, store snapshot.Store, oldestFirst []snapshot.Manifest) (snapshot.Manifest, error) {

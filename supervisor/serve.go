@@ -77,6 +77,7 @@ func (s *Supervisor) onServing() {
 	}
 	s.board.update(func(st *Status) { st.Ready, st.Why = true, "" })
 	s.log.Info().Dur("took_ms", time.Since(s.started)).Msg("etcd serving")
+	s.regular.begin()
 }
 
 // onChildExit acts on a child that ended by itself.

@@ -18,6 +18,8 @@ type Status struct {
 	Handover *HandoverStatus `json:"handover,omitempty"`
 	Store    string          `json:"store,omitempty"`
 
+	Snapshots *SnapshotStatus `json:"snapshots,omitempty"` // nil: no schedule
+
 	Goroutines int `json:"goroutines"` // of the warden itself: what leaks shows here first
 }
 

@@ -28,6 +28,7 @@ type Supervisor struct {
 	watcher *ownership.Watcher // nil: no ownership
 	board   board
 	metrics *metrics
+	regular *snapshots // taken while etcd runs; nil: no store
 	pings   chan struct{} // /livez asks, the loop answers
 	posts   chan func()   // results of jobs, run by the loop
 	over    chan struct{} // closed when the loop has ended
@@ -46,6 +47,8 @@ type Supervisor struct {
 	reading    *time.Timer // the scheduled read of the journal
 	origin     *origin     // what the data directory was restored from
 	ending     *ending
+
+	fencedEnds int // fenced restarts that ended by themselves; the handover's alone
 }
 
 // ending is how the loop ends.
@@ -101,6 +104,7 @@ func (s *Supervisor) prepareEtcd() error {
 		s.journal = &Journal{Store: s.cfg.Store}
 		s.board.status.Store = s.cfg.Store.String()
 	}
+	defer func() { s.regular = s.newSnapshots() }()
 	if s.cfg.Owner == nil {
 		return nil
 	}
@@ -135,6 +139,9 @@ func (s *Supervisor) Run(ctx context.Context) (code int, err error) {
 	parts.Go(func() { s.fault(ctx, "init ended", s.init.Run(ctx)) })
 	if s.scribe != nil {
 		parts.Go(func() { s.scribe.run(ctx) })
+	}
+	if s.regular != nil {
+		parts.Go(func() { s.regular.run(ctx) })
 	}
 	if s.watcher != nil {
 		parts.Go(func() { s.fault(ctx, "polls ended", s.watcher.Run(ctx)) })
@@ -181,4 +188,7 @@ func (s *Supervisor) enter(p Phase, why string) {
 			st.Ready = false
 		}
 	})
+	if p != Running {
+		s.regular.interrupt()
+	}
 }

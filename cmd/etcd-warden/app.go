@@ -23,8 +23,12 @@ type program struct {
 
 // execute runs one command line and returns the exit code, with the error to print, if any.
 func execute(args []string, inbox *signals.Inbox) (int, error) {
+	args, err := dropIn(args)
+	if err != nil {
+		return exitCode(err), err
+	}
 	p := &program{inbox: inbox}
-	err := p.app().Run(args)
+	err = p.app().Run(args)
 	var usage *configError
 	if err != nil && !errors.As(err, &usage) && isUsage(err) {
 		err = badConfig("%w; see `etcd-warden --help`", err)

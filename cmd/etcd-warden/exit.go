@@ -43,7 +43,7 @@ func exitCode(err error) int {
 		return exec.Code
 	case errors.As(err, &conf), errors.Is(err, snapshot.ErrInvalid), errors.Is(err, supervisor.ErrMembers), errors.Is(err, supervisor.ErrNothing):
 		return exitUsage
-	case errors.As(err, &corrupt), errors.Is(err, snapshot.ErrBadSnapshot), errors.Is(err, snapshot.ErrCannotRun), errors.Is(err, snapshot.ErrStorageNewer):
+	case errors.Is(err, supervisor.ErrDamagedFinal), errors.As(err, &corrupt), errors.Is(err, snapshot.ErrBadSnapshot), errors.Is(err, snapshot.ErrCannotRun), errors.Is(err, snapshot.ErrStorageNewer):
 		return exitData
 	case errors.Is(err, supervisor.ErrDirInUse), errors.Is(err, snapshot.ErrInUse), errors.Is(err, snapshot.ErrNoDataDir), errors.Is(err, supervisor.ErrDataDir),
 		errors.Is(err, snapshot.ErrTargetNotEmpty):

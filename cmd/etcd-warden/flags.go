@@ -81,6 +81,7 @@ func ownerFlags() []cli.Flag {
 func runFlags() []cli.Flag {
 	return slices.Concat(commonFlags(), ownerFlags(), storeFlags(), []cli.Flag{
 		boolFlag(catStore, "take-over", "the instance that holds the generation under our own --owner-id is gone for good: do not wait for it"),
+		&cli.Uint64Flag{Name: "accept-damaged", Usage: "generation `NUMBER` ended with damaged files: go on from the newest snapshot there is, and lose what is missing", EnvVars: env("accept-damaged"), Category: catStore},
 		boolFlag(catStore, "new-cluster", "an empty data directory and an empty store mean a new cluster: bootstrap it"),
 		stringFlag(catChild, "data-dir", "", "etcd's data `DIRECTORY`, only where it cannot be read off etcd's own flags, environment or config file"),
 		durationFlag(catChild, "stop-grace", 10*time.Second, "from TERM to KILL in an ordinary stop"),

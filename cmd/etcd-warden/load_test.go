@@ -240,7 +240,7 @@ func (w *modelWriter) wrote(key, value string, lease clientv3.LeaseID, revision 
 }
 
 // compare checks everything that was acknowledged against an etcd that was made from the final snapshot.
-func (l *load) compare(t *testing.T, ctx context.Context, c *clientv3.Client) {
+func (l *load) compare(t testing.TB, ctx context.Context, c *clientv3.Client) {
 	t.Helper()
 	got := map[string]keyState{}
 	resp, err := c.Get(ctx, "torture/", clientv3.WithPrefix())
@@ -268,7 +268,7 @@ func (l *load) compare(t *testing.T, ctx context.Context, c *clientv3.Client) {
 	t.Logf("compared %d keys after %d acknowledged operations, revision %d", len(got), l.acked.Load(), resp.Header.Revision)
 }
 
-func (w *modelWriter) compare(t *testing.T, got map[string]keyState) {
+func (w *modelWriter) compare(t testing.TB, got map[string]keyState) {
 	t.Helper()
 	prefix := fmt.Sprintf("torture/%02d/", w.id)
 	keys := map[string]bool{}

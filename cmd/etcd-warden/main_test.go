@@ -11,11 +11,11 @@ import (
 // TestMain makes the test binary the program as well: it is on the PATH of every test under the name etcd-warden, so that
 // what is tested is a process with signals, exit codes and output, and race-checked like the rest.
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"etcd-warden": main})
+	testscript.Main(m, map[string]func(){"etcd-warden": main, "etcd": main})
 }
 
 // program finds the program that TestMain provides.
-func selfPath(t *testing.T) string {
+func selfPath(t testing.TB) string {
 	t.Helper()
 	path, err := exec.LookPath("etcd-warden")
 	if err != nil {

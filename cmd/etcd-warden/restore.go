@@ -171,6 +171,9 @@ func awaitFinal(ctx context.Context, c *cli.Context, log zerolog.Logger) error {
 		switch {
 		case ok && entry.Kind == ownership.Abandoned:
 			return fmt.Errorf("generation %d was abandoned without a final snapshot (%s): %w", entry.Generation, entry.Reason, snapshot.ErrNotFound)
+		case ok && entry.Damaged != "":
+			_, err := supervisor.Newest(ctx, store, ownership.Head{Entry: entry})
+			return err
 		case ok:
 			_, err := fmt.Fprintf(c.App.Writer, "generation %d ended at revision %d: %s\n", entry.Generation, entry.Snapshot.Revision, entry.Snapshot.Manifest)
 			return err

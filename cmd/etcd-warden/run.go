@@ -66,7 +66,7 @@ func runConfig(c *cli.Context, log zerolog.Logger) (supervisor.Config, error) {
 	cfg := supervisor.Config{
 		Version: version, Path: path, Args: argv, Restart: restart, Grace: c.Duration("stop-grace"),
 		HTTP: c.String("http"), HTTPRequired: c.IsSet("http"),
-		NewCluster: c.Bool("new-cluster"), TakeOver: c.Bool("take-over"), ExitWhenFenced: c.Bool("exit-when-fenced"),
+		NewCluster: c.Bool("new-cluster"), TakeOver: c.Bool("take-over"), AcceptDamaged: c.Uint64("accept-damaged"), ExitWhenFenced: c.Bool("exit-when-fenced"),
 	}
 	if cfg.Owner, err = ownerConfig(c); err != nil {
 		return supervisor.Config{}, err

@@ -27,7 +27,7 @@ func loadSettings(c *cli.Context) error {
 	known := knownSettings(c.App)
 	for _, kv := range os.Environ() {
 		name, _, _ := strings.Cut(kv, "=")
-		if strings.HasPrefix(name, "WARDEN_") && !slices.Contains(known, settingOf(name)) {
+		if strings.HasPrefix(name, "WARDEN_") && name != etcdBinaryVariable && !slices.Contains(known, settingOf(name)) {
 			return badConfig("environment variable %s: not a setting of etcd-warden; unset it (settings are WARDEN_ and a flag's name in capitals; in Kubernetes a Service named warden makes such variables: set enableServiceLinks: false)", name)
 		}
 	}

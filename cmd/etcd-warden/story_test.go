@@ -36,7 +36,7 @@ var storyOwner = func() ownership.Settings {
 // story is two sites, a record, a store and a writer, all real.
 type story struct {
 	*demo
-	test    *testing.T
+	test    testing.TB
 	ctx     context.Context
 	dns     *ownertest.Server
 	lives   int // sites started so far
@@ -44,7 +44,7 @@ type story struct {
 	running []*site // all lives
 }
 
-func newStory(t *testing.T) *story {
+func newStory(t testing.TB) *story {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("starts real etcds")
@@ -412,7 +412,7 @@ func (s *story) footprint(of *site) (f footprint) {
 	return f
 }
 
-func globAll(t *testing.T, pattern string) []string {
+func globAll(t testing.TB, pattern string) []string {
 	t.Helper()
 	found, err := filepath.Glob(pattern)
 	if err != nil {
@@ -422,7 +422,7 @@ func globAll(t *testing.T, pattern string) []string {
 }
 
 // awaitGone waits until a process that is not our child has ended.
-func awaitGone(t *testing.T, ctx context.Context, pid int) {
+func awaitGone(t testing.TB, ctx context.Context, pid int) {
 	t.Helper()
 	for alive(pid) {
 		select {
@@ -439,7 +439,7 @@ func alive(pid int) bool {
 }
 
 // awaitServing waits until a site's etcd answers.
-func awaitServing(t *testing.T, ctx context.Context, on *site) {
+func awaitServing(t testing.TB, ctx context.Context, on *site) {
 	t.Helper()
 	g := newGateway(on.client)
 	for {
@@ -456,14 +456,14 @@ func awaitServing(t *testing.T, ctx context.Context, on *site) {
 }
 
 // testTimeline puts every event into the test's log.
-func testTimeline(t *testing.T) *timeline {
+func testTimeline(t testing.TB) *timeline {
 	line := newTimeline(testWriter{t}, false)
 	line.all = true
 	return line
 }
 
 // testWriter writes lines to the test's log.
-type testWriter struct{ t *testing.T }
+type testWriter struct{ t testing.TB }
 
 func (w testWriter) Write(p []byte) (int, error) {
 	w.t.Log(strings.TrimRight(string(p), "\n"))

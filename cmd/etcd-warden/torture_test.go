@@ -230,7 +230,7 @@ func (s *story) plainEtcd(name, dir string, flags ...string) string {
 }
 
 // smallDisk mounts a file system that the load fills within seconds: etcd reserves 128 MB for its log.
-func smallDisk(t *testing.T, dir string) {
+func smallDisk(t testing.TB, dir string) {
 	t.Helper()
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
@@ -248,7 +248,7 @@ func smallDisk(t *testing.T, dir string) {
 const rootPassword = "torture"
 
 // enableAuth makes users and roles and turns authentication on; the load goes on as root, whom the warden does not know.
-func enableAuth(t *testing.T, ctx context.Context, l *load) {
+func enableAuth(t testing.TB, ctx context.Context, l *load) {
 	t.Helper()
 	c, err := l.dial(l.endpoint)
 	if err != nil {
@@ -272,7 +272,7 @@ func enableAuth(t *testing.T, ctx context.Context, l *load) {
 	l.user, l.password = "root", rootPassword
 }
 
-func compareAuth(t *testing.T, ctx context.Context, c *clientv3.Client) {
+func compareAuth(t testing.TB, ctx context.Context, c *clientv3.Client) {
 	t.Helper()
 	alice, err := clientv3.New(clientv3.Config{Endpoints: c.Endpoints(), Username: "alice", Password: "secret", DialTimeout: 10 * time.Second})
 	if err != nil {

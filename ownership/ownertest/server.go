@@ -32,6 +32,8 @@ type Server struct {
 	values  []string
 	ttl     time.Duration
 	how     Behaviour
+	limited bool // answers counts
+	answers int  // left until the server falls silent for good
 	queries []Query
 	conns   map[net.Conn]bool
 }
@@ -68,7 +70,14 @@ func (s *Server) SetOwner(value string, ttl time.Duration) { s.SetRecords(ttl, v
 func (s *Server) SetRecords(ttl time.Duration, values ...string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.values, s.ttl = append([]string(nil), values...), ttl
+	s.values, s.ttl, s.limited = append([]string(nil), values...), ttl, false
+}
+
+// SetOwnerAndFallSilent is SetOwner for so many answers; after them the server never answers again, until a record is set.
+func (s *Server) SetOwnerAndFallSilent(value string, ttl time.Duration, answers int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.values, s.ttl, s.limited, s.answers = []string{value}, ttl, true, answers
 }
 
 // Delete removes the name.
@@ -172,6 +181,11 @@ func (s *Server) answer(packet []byte, proto string) [][]byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.queries = append(s.queries, Query{Name: q.Question[0].Name, Proto: proto})
+	if s.limited {
+		if s.answers--; s.answers < 0 {
+			return nil
+		}
+	}
 	r := reply{query: q, proto: proto, zone: s.name, values: s.values, ttl: s.ttl, count: len(s.queries)}
 	var out [][]byte
 	for _, m := range r.make(s.how) {

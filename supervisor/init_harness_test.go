@@ -120,7 +120,7 @@ func (w *warden) clearAway() {
 	}
 }
 
-func testBinary(t *testing.T) string {
+func testBinary(t testing.TB) string {
 	t.Helper()
 	path, err := os.Executable()
 	if err != nil {

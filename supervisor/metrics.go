@@ -72,7 +72,7 @@ var ownershipStates = []ownership.State{ownership.Unknown, ownership.Owner, owne
 // Describe implements prometheus.Collector.
 func (c statusCollector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{descBuild, descPhase, descReady, descUp, descRestarts, descState, descLease, descGeneration, descHead,
-		descPending, descStep, descStored} {
+		descPending, descStep, descStored, descSnapshots, descSnapshotRevision, descSnapshotTime, descSnapshotTook} {
 		out <- d
 	}
 }
@@ -100,6 +100,7 @@ func (c statusCollector) Collect(out chan<- prometheus.Metric) {
 			gauge(descHead, float64(o.HeadSeq), o.HeadKind)
 		}
 	}
+	collectSnapshots(out, st.Snapshots)
 	if h := st.Handover; h != nil {
 		gauge(descPending, truth(h.Step != handoverDone))
 		gauge(descStored, float64(h.StoredBytes))

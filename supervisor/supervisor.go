@@ -28,7 +28,7 @@ type Supervisor struct {
 	watcher *ownership.Watcher // nil: no ownership
 	board   board
 	metrics *metrics
-	regular *snapshots // taken while etcd runs; nil: no store
+	regular *snapshots    // taken while etcd runs; nil: no store
 	pings   chan struct{} // /livez asks, the loop answers
 	posts   chan func()   // results of jobs, run by the loop
 	over    chan struct{} // closed when the loop has ended
@@ -70,6 +70,7 @@ func New(cfg Config, inbox *signals.Inbox, log zerolog.Logger) (*Supervisor, err
 		if err := s.prepareEtcd(); err != nil {
 			return nil, err
 		}
+		s.regular = s.newSnapshots()
 	}
 	var err error
 	if s.init, err = NewInit(initConfig(cfg, inbox), log); err != nil {
@@ -104,7 +105,6 @@ func (s *Supervisor) prepareEtcd() error {
 		s.journal = &Journal{Store: s.cfg.Store}
 		s.board.status.Store = s.cfg.Store.String()
 	}
-	defer func() { s.regular = s.newSnapshots() }()
 	if s.cfg.Owner == nil {
 		return nil
 	}

@@ -51,7 +51,7 @@ func (p *program) app() *cli.App {
 		ExitErrHandler:       func(*cli.Context, error) {}, // nothing below main may end the process
 		OnUsageError:         func(_ *cli.Context, err error, _ bool) error { return badConfig("%w", err) },
 		Commands: []*cli.Command{
-			p.runCommand(), p.ownerCommand(), p.awaitFinalCommand(), p.restoreCommand(), p.demoCommand(), p.versionCommand(),
+			p.runCommand(), p.ownerCommand(), p.awaitFinalCommand(), p.restoreCommand(), p.statusCommand(), p.demoCommand(), p.versionCommand(),
 		},
 		Action: func(c *cli.Context) error {
 			if c.Args().Present() {

@@ -23,6 +23,7 @@ const (
 	exitNone          = 81  // owner check: there is no record
 	exitUnclear       = 82  // owner check: several records, a broken one, or servers that disagree
 	exitPollFailed    = 83  // owner check: nobody gave an answer that can be used
+	exitNotReady      = 3   // status: the warden answers, and is not ready
 	exitTimedOut      = 124 // await-final: not there within --timeout (as timeout(1))
 	exitNotExecutable = 126 // the command cannot be executed
 	exitNotFound      = 127 // the command was not found
@@ -54,6 +55,8 @@ func exitCode(err error) int {
 		return exitFenced
 	case errors.Is(err, supervisor.ErrSuperseded):
 		return exitSuperseded
+	case errors.Is(err, errNotReady):
+		return exitNotReady
 	case errors.Is(err, errTimedOut), errors.Is(err, context.DeadlineExceeded):
 		return exitTimedOut
 	case errors.Is(err, snapshot.ErrDenied), errors.Is(err, snapshot.ErrUnavailable), errors.Is(err, snapshot.ErrNotFound),

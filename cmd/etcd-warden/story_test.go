@@ -41,7 +41,8 @@ type story struct {
 	dns     *ownertest.Server
 	lives   int // sites started so far
 	writer  *writer
-	running []*site // all lives
+	running []*site           // all lives
+	plain   map[string]func() // ends the etcds that run without a warden, by endpoint
 }
 
 func newStory(t testing.TB) *story {

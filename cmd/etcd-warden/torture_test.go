@@ -216,13 +216,17 @@ func (s *story) plainEtcd(name, dir string, flags ...string) string {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		cmd.Process.Kill()
+	if s.plain == nil {
+		s.plain = map[string]func(){}
+	}
+	s.plain[client] = sync.OnceFunc(func() {
+		cmd.Process.Signal(syscall.SIGTERM)
 		cmd.Wait()
 		if t.Failed() {
 			t.Logf("etcd on %s: %s", dir, log.String())
 		}
 	})
+	t.Cleanup(s.plain[client])
 	if err := awaitTCP(s.ctx, strings.TrimPrefix(client, "http://")); err != nil {
 		t.Fatalf("etcd on %s: %v", dir, err)
 	}
@@ -290,3 +294,6 @@ func compareAuth(t testing.TB, ctx context.Context, c *clientv3.Client) {
 		t.Errorf("role reader is %v (%v)", role, err)
 	}
 }
+
+// stopPlain ends an etcd of plainEtcd and returns when it is gone.
+func (s *story) stopPlain(endpoint string) { s.plain[endpoint]() }

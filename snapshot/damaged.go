@@ -91,6 +91,9 @@ func (f *Damaged) readDB(ctx context.Context, d DataDirs) error {
 
 func (f *Damaged) describe(dbProblem, logProblem error) string {
 	var text strings.Builder
+	if dbProblem == nil && logProblem == nil {
+		text.WriteString(f.Problem + "; ")
+	}
 	if dbProblem == nil {
 		fmt.Fprintf(&text, "the database is readable and holds everything up to log entry %d (revision %d)", f.DBIndex, f.Revision)
 	} else {

@@ -165,6 +165,7 @@ func (s *Supervisor) tryAppend(ctx context.Context, kind ownership.EntryKind, en
 	var illegal *ownership.IllegalAppendError
 	switch {
 	case err == nil:
+		s.made(string(kind) + " journalled")
 		s.log.Info().Str("entry", string(kind)).Uint64("generation", entry.Generation).Msg(appendedMessage(kind))
 		return ownership.Appended{Entry: entry}
 	case errors.Is(err, ErrEntryExists), errors.As(err, &illegal):

@@ -33,6 +33,9 @@ type Config struct {
 	NewCluster     bool                // nothing in the data directory and nothing in the store: bootstrap
 	TakeOver       bool                // the instance that holds the generation under our own id is gone for good
 	AcceptDamaged  uint64              // go on from the newest snapshot after this generation, which ended damaged; 0: none
+	// FaultPoint, for tests, is told each step of a handover, a restore and a claim that was just made. Nil: nobody is.
+	FaultPoint func(step string)
+
 	ExitWhenFenced bool                // end after a handover instead of waiting for the way back
 }
 

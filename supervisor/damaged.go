@@ -55,7 +55,7 @@ func (s *Supervisor) finalizeDamaged(ctx context.Context, head ownership.Head, o
 	}
 	s.stepNow("journal")
 	ref := ownership.SnapshotRef{Key: m.Key, Manifest: m.ManifestKey(), SHA256: m.PlainSHA256, Revision: max(m.Revision, 1), SizeBytes: m.PlainBytes}
-	return s.appendFinal(ctx, head, ref, m.Problem+": "+m.Missing, began)
+	return s.appendFinal(ctx, head, ref, m.Missing, began)
 }
 
 // salvage makes an ordinary snapshot of a database that can be read although the whole cannot. It is the newest state

@@ -110,6 +110,7 @@ func (s *Supervisor) fencedRestart(ctx context.Context, cfg EtcdConfig) error {
 		return fmt.Errorf("fenced restart: %w", err)
 	}
 	applied := s.awaitApplied(ctx, child, fenced.Endpoint)
+	s.made("log replayed") // while that etcd lives
 	exit, err := child.Stop(context.WithoutCancel(ctx), fencedStop, nil)
 	switch {
 	case err != nil:

@@ -26,12 +26,14 @@ func (s *Supervisor) handover(ctx context.Context, child *Child, why loss) error
 	// 1. Nobody is sent here any more. The marker is on its way to the disk, but nothing waits for it: if a crash comes
 	// first, the next start cannot serve without asking DNS and the journal.
 	s.unready(why)
+	s.made("readiness off")
 
 	// 2. Every process of etcd's group is reaped: the first proof. An unproven loss ends here, with etcd dead and nothing
 	// given away until somebody says that we lost.
 	if err := s.killEtcd(ctx, child, began); err != nil {
 		return err
 	}
+	s.made("etcd dead")
 	s.tell(ctx, ownership.ChildDead{})
 	if !why.proven || s.journal == nil {
 		return nil

@@ -149,6 +149,7 @@ func (s *Supervisor) appendFinal(ctx context.Context, head ownership.Head, ref o
 			err = s.journal.Append(ctx, entry)
 		}
 		if err == nil {
+			s.made("final journalled")
 			s.logFinal(entry, began)
 			return ownership.Appended{Entry: entry}, nil
 		}
@@ -188,6 +189,7 @@ func (s *Supervisor) captureAndUpload(ctx context.Context, generation uint64, la
 	defer done()
 	defer dead.Close()
 	proof := dead.Proof()
+	s.made("captured")
 	s.stepTook("capture", time.Since(captured))
 	s.log.Info().Str("how", string(how)).Int64("revision", proof.Revision).Uint64("raft_index", proof.LastIndex).
 		Int64("size_bytes", proof.SizeBytes).Msg("final capture")
@@ -203,6 +205,7 @@ func (s *Supervisor) captureAndUpload(ctx context.Context, generation uint64, la
 	if err != nil {
 		return snapshot.Manifest{}, err
 	}
+	s.made("uploaded")
 	s.stepTook("upload", time.Since(uploading))
 	s.log.Info().Str("key", m.Key).Int64("revision", m.Revision).Int64("size_bytes", m.PlainBytes).Int64("stored_bytes", m.StoredBytes).
 		Dur("took_ms", time.Since(uploading)).Msg("final snapshot uploaded")

@@ -51,6 +51,7 @@ func (s *Supervisor) restoreFrom(ctx context.Context, head ownership.Head) (orig
 	if err != nil {
 		return origin{}, err
 	}
+	s.made("restored")
 	s.log.Info().Int64("revision", res.Revision).Str("replaced", res.Replaced).Dur("took_ms", time.Since(began)).Msg("snapshot restored")
 	return from, nil
 }
@@ -60,7 +61,9 @@ func (s *Supervisor) restoreConfig(m snapshot.Manifest) snapshot.RestoreConfig {
 	e := s.cfg.Etcd
 	return snapshot.RestoreConfig{
 		Source: func(ctx context.Context, w io.Writer) error {
-			return snapshot.Download(ctx, s.cfg.Store, m, w, nil)
+			err := snapshot.Download(ctx, s.cfg.Store, m, w, nil)
+			s.made("downloaded")
+			return err
 		},
 		DataDir: e.DataDir, WALDir: e.WALDir, Name: e.Name, InitialCluster: e.InitialCluster, InitialClusterToken: e.InitialClusterToken,
 		PeerURLs: e.InitialAdvertisePeerURLs, Revision: m.Revision, ForceRename: true,

@@ -172,6 +172,13 @@ func (s *Supervisor) close() error {
 	return s.state.Close()
 }
 
+// made tells whoever tests crashes that a step is behind us.
+func (s *Supervisor) made(step string) {
+	if s.cfg.FaultPoint != nil {
+		s.cfg.FaultPoint(step)
+	}
+}
+
 // enter changes the phase. It may be called by the loop and by the job that the loop has handed the child to.
 func (s *Supervisor) enter(p Phase, why string) {
 	s.board.update(func(st *Status) {

@@ -19,15 +19,20 @@ import (
 type program struct {
 	inbox *signals.Inbox
 	code  int // exit code of a command that ended without an error of ours
+
+	faultPoint func(step string) // for tests of crashes; nil in the product
 }
 
 // execute runs one command line and returns the exit code, with the error to print, if any.
 func execute(args []string, inbox *signals.Inbox) (int, error) {
+	return (&program{inbox: inbox}).execute(args)
+}
+
+func (p *program) execute(args []string) (int, error) {
 	args, err := dropIn(args)
 	if err != nil {
 		return exitCode(err), err
 	}
-	p := &program{inbox: inbox}
 	err = p.app().Run(args)
 	var usage *configError
 	if err != nil && !errors.As(err, &usage) && isUsage(err) {
@@ -51,7 +56,7 @@ func (p *program) app() *cli.App {
 		ExitErrHandler:       func(*cli.Context, error) {}, // nothing below main may end the process
 		OnUsageError:         func(_ *cli.Context, err error, _ bool) error { return badConfig("%w", err) },
 		Commands: []*cli.Command{
-			p.runCommand(), p.ownerCommand(), p.awaitFinalCommand(), p.restoreCommand(), p.statusCommand(), p.demoCommand(), p.versionCommand(),
+			p.runCommand(), p.ownerCommand(), p.awaitFinalCommand(), p.restoreCommand(), p.storeCommand(), p.snapshotCommand(), p.statusCommand(), p.demoCommand(), p.versionCommand(),
 		},
 		Action: func(c *cli.Context) error {
 			if c.Args().Present() {

@@ -26,6 +26,16 @@ func dropIn(args []string) ([]string, error) {
 	return append([]string{"etcd-warden", "run", "--", etcd}, args[1:]...), nil
 }
 
+// isSelf says whether path is this program, under whatever name.
+func isSelf(path string) bool {
+	self, err := os.Stat("/proc/self/exe")
+	if err != nil {
+		return false
+	}
+	st, err := os.Stat(path)
+	return err == nil && os.SameFile(st, self)
+}
+
 // realEtcd is the etcd that is not this program: the one named by the variable, or the first in $PATH.
 func realEtcd() (string, error) {
 	self, err := os.Stat("/proc/self/exe")

@@ -79,7 +79,7 @@ func ownerFlags() []cli.Flag {
 }
 
 func runFlags() []cli.Flag {
-	return slices.Concat(commonFlags(), ownerFlags(), storeFlags(), []cli.Flag{
+	return slices.Concat(commonFlags(), ownerFlags(), storeFlags(), scheduleFlags(), []cli.Flag{
 		boolFlag(catStore, "take-over", "the instance that holds the generation under our own --owner-id is gone for good: do not wait for it"),
 		&cli.Uint64Flag{Name: "accept-damaged", Usage: "generation `NUMBER` ended with damaged files: go on from the newest snapshot there is, and lose what is missing", EnvVars: env("accept-damaged"), Category: catStore},
 		boolFlag(catStore, "new-cluster", "an empty data directory and an empty store mean a new cluster: bootstrap it"),

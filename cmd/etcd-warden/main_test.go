@@ -11,7 +11,7 @@ import (
 // TestMain makes the test binary the program as well: it is on the PATH of every test under the name etcd-warden, so that
 // what is tested is a process with signals, exit codes and output, and race-checked like the rest.
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"etcd-warden": main, "etcd": main})
+	testscript.Main(m, map[string]func(){"etcd-warden": mainThatCrashes, "etcd": main})
 }
 
 // program finds the program that TestMain provides.

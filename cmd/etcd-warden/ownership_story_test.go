@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -71,18 +70,25 @@ func (s *story) awaitState(from int, who string, st ownership.State) {
 // kill ends a warden as a crash does, waits until its etcd is gone too, and returns the place in the timeline after that.
 func (s *story) kill(of *site) int {
 	s.test.Helper()
-	pid := s.status(of).Child.PID
-	s.crash(of)
-	if pid > 0 {
+	of.cmd.Process.Kill()
+	<-of.ended
+	for _, pid := range s.etcds(of.name) {
 		awaitGone(s.test, s.ctx, pid)
 	}
 	s.refusesClients(of)
 	return s.now()
 }
 
-func (s *story) crash(of *site) {
-	of.cmd.Process.Kill()
-	<-of.ended
+// etcds are the process ids of all etcds that a site ever started for clients.
+func (s *story) etcds(who string) (pids []int) {
+	s.t.mu.Lock()
+	defer s.t.mu.Unlock()
+	for _, e := range s.t.events {
+		if pid, ok := e.Fields["pid"].(float64); ok && e.Who == who && e.Message == "etcd started" {
+			pids = append(pids, int(pid))
+		}
+	}
+	return pids
 }
 
 // served counts the starts of an etcd for clients since a place in the timeline.
@@ -285,9 +291,9 @@ func TestClusterGoesToAnotherSiteAndBack(t *testing.T) {
 // cutOff are numbers with a lease that a test can wait for. wait-final is the least that they allow.
 func cutOff() (flags []string) {
 	s := storyOwner
-	s.RecordTTL, s.Interval, s.PollTimeout, s.MaxGap, s.Lease, s.TermGrace = 0, 200*time.Millisecond, 500*time.Millisecond, 2*time.Second, 4*time.Second, 500*time.Millisecond
-	s.WaitFinal = s.Lease + s.TermGrace + 30*time.Second
-	return []string{"--owner-record-ttl", "0s", "--owner-interval", s.Interval.String(), "--owner-poll-timeout", s.PollTimeout.String(), "--owner-max-gap", s.MaxGap.String(),
+	s.Interval, s.PollTimeout, s.MaxGap, s.Lease, s.TermGrace = 200*time.Millisecond, 500*time.Millisecond, 2*time.Second, 4*time.Second, 500*time.Millisecond
+	s.WaitFinal = s.Lease + s.RecordTTL + s.TermGrace + 30*time.Second
+	return []string{"--owner-interval", s.Interval.String(), "--owner-poll-timeout", s.PollTimeout.String(), "--owner-max-gap", s.MaxGap.String(),
 		"--owner-lease", s.Lease.String(), "--owner-term-grace", s.TermGrace.String(), "--wait-final", s.WaitFinal.String()}
 }
 
@@ -324,7 +330,7 @@ func TestFinalThatComesTooLateGoesToLate(t *testing.T) {
 
 	link.SetMode(storetest.Pass)
 	dns.Misbehave(ownertest.Proper)
-	dns.SetOwner(siteA, 0)
+	dns.SetOwner(siteA, storyOwner.RecordTTL)
 	s.awaitState(moved, siteB, ownership.Superseded)
 	s.awaitFrom(moved, siteB, "the upload", message("final snapshot uploaded"))
 	again := s.kill(b)
@@ -359,12 +365,4 @@ func (w *writer) lastRevision() (last int64) {
 		last = max(last, a.rev)
 	}
 	return last
-}
-
-// hang stops an etcd, so that its death takes the whole grace.
-func (s *story) hang(of *site) {
-	s.test.Helper()
-	if err := syscall.Kill(s.status(of).Child.PID, syscall.SIGSTOP); err != nil {
-		s.test.Fatal(err)
-	}
 }

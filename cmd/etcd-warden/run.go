@@ -40,6 +40,7 @@ func (p *program) run(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
+	cfg.FaultPoint = p.faultPoint
 	s, err := supervisor.New(cfg, p.inbox, log)
 	if err != nil {
 		return err
@@ -75,6 +76,9 @@ func runConfig(c *cli.Context, log zerolog.Logger) (supervisor.Config, error) {
 		return supervisor.Config{}, err
 	}
 	if cfg.Store, err = openStore(c, log); err != nil {
+		return supervisor.Config{}, err
+	}
+	if cfg.Snapshots, err = snapshotting(c); err != nil {
 		return supervisor.Config{}, err
 	}
 	if err := cfg.Validate(); err != nil {
@@ -117,6 +121,10 @@ func etcdConfig(c *cli.Context, cfg *supervisor.Config) error {
 		return badConfig("%w", err)
 	}
 	cfg.Serving = func(ctx context.Context) error { return snapshot.Serving(ctx, endpoint, tlsConfig) }
+	cfg.Live = snapshot.LiveEtcd{Endpoint: endpoint, TLS: tlsConfig, User: c.String("etcd-user"), PasswordFile: c.String("etcd-password-file")}
+	if err := cfg.Live.Validate(); err != nil {
+		return badConfig("--etcd-user, --etcd-password-file: %w", err)
+	}
 	return nil
 }
 
@@ -164,6 +172,8 @@ func openStore(c *cli.Context, log zerolog.Logger) (snapshot.Store, error) {
 func findCommand(name string) (string, error) {
 	path, err := exec.LookPath(name)
 	switch {
+	case err == nil && filepath.Base(path) == "etcd" && isSelf(path):
+		return realEtcd() // installed as a drop-in: $PATH leads back here
 	case err == nil:
 		return path, nil
 	case errors.Is(err, exec.ErrDot):

@@ -83,7 +83,7 @@ func (s *step) startClaim() {
 	h := s.head
 	if s.boot.NoConditional {
 		s.because("generation %d is closed, but the store cannot arbitrate", h.Generation)
-		s.raise(AlarmNoConditional, "%s (it has no create-if-absent): nothing is claimed; allow it only if no other site can claim at the same time", s.why)
+		s.raise(AlarmNoConditional, "%s (it has no create-if-absent): nothing is claimed; move journal and snapshots to a store that can", s.why)
 		return
 	}
 	s.waiting = false

@@ -78,7 +78,11 @@ const longTTL = time.Minute
 
 // Validate returns every reason why these settings cannot be run, one line each, joined; nil when there is none.
 func (s Settings) Validate() error {
-	return errors.Join(s.checkName(), s.checkID(), s.checkServers(), s.checkChoices(), s.checkNumbers(), s.checkBounds())
+	numbers := s.checkNumbers()
+	if numbers == nil {
+		numbers = s.checkBounds() // of numbers that are none they would say nothing
+	}
+	return errors.Join(s.checkName(), s.checkID(), s.checkServers(), s.checkChoices(), numbers)
 }
 
 // Warnings are one line each about settings that can be run but are seldom meant.
@@ -182,38 +186,38 @@ func (s Settings) checkNumbers() error {
 	return errors.Join(errs...)
 }
 
-// checkBounds holds the inequalities between the numbers.
+// checkBounds returns the first inequality between the numbers that is broken: a single wrong number breaks several.
 func (s Settings) checkBounds() error {
-	var errs []error
-	refuse := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	e, t, g, w := s.Lease, s.RecordTTL, s.TermGrace, s.WaitFinal
-	if s.Interval > t && t > 0 {
-		refuse("I > T: owner-interval %s is longer than owner-record-ttl %s: poll at least once in each TTL, lower the interval or raise the TTL", s.Interval, t)
-	}
-	if s.SuspectInterval > s.Interval {
-		refuse("i > I: owner-suspect-interval %s is longer than owner-interval %s: lower it", s.SuspectInterval, s.Interval)
-	}
 	worst := t + s.Interval*11/10 + s.PollTimeout // the age of a proof just before the next, from a cache
-	if worst > s.MaxGap {
-		refuse("T + 1.1 I + P > J: owner-record-ttl %s + 1.1 owner-interval %s + owner-poll-timeout %s = %s is longer than owner-max-gap %s: cached answers would cost a journal entry each; raise the gap", t, s.Interval, s.PollTimeout, worst, s.MaxGap)
+	switch sum := e + t + g + killMargin; {
+	case s.Interval > t && t > 0:
+		return fmt.Errorf("I > T: owner-interval %s is longer than owner-record-ttl %s: poll at least once in each TTL, lower the interval or raise the TTL", s.Interval, t)
+	case s.SuspectInterval > s.Interval:
+		return fmt.Errorf("i > I: owner-suspect-interval %s is longer than owner-interval %s: lower it", s.SuspectInterval, s.Interval)
+	case e == 0 && !s.UnsafeNoLease:
+		return errors.New("owner-lease 0: an owner that is cut off would serve for ever; set a lease, or owner-unsafe-no-lease and wait-final 0 if that is what you want")
+	case e == 0 && w > 0:
+		return fmt.Errorf("E > W: owner-lease 0 (for ever) is longer than wait-final %s: a destination would take over from an owner that never stops; set wait-final to 0 (wait for ever) or set a lease", w)
+	case e > 0 && e <= worst:
+		return fmt.Errorf("E <= T + 1.1 I + P: owner-lease %s would run out between two good polls (%s); raise it", e, worst)
+	case worst > s.MaxGap:
+		return fmt.Errorf("T + 1.1 I + P > J: owner-record-ttl %s + 1.1 owner-interval %s + owner-poll-timeout %s = %s is longer than owner-max-gap %s: cached answers would cost a journal entry each; raise the gap", t, s.Interval, s.PollTimeout, worst, s.MaxGap)
+	case e > 0 && s.MaxGap >= e:
+		return fmt.Errorf("J >= E: owner-max-gap %s is not shorter than owner-lease %s: lower the gap", s.MaxGap, e)
+	case e > 0 && w > 0 && sum > w:
+		return fmt.Errorf("E + T + g + %s > W: owner-lease %s + owner-record-ttl %s + owner-term-grace %s + %s = %s is longer than wait-final %s: a destination would take over while the source may still serve; %sraise wait-final to %s",
+			killMargin, e, t, g, killMargin, sum, w, s.lowerLease(worst), sum)
 	}
-	if e == 0 && !s.UnsafeNoLease {
-		refuse("owner-lease 0: an owner that is cut off would serve for ever; set a lease, or owner-unsafe-no-lease if that is what you want")
+	return nil
+}
+
+// lowerLease is the advice to lower the lease to what the wait allows, where that leaves one that can be run.
+func (s Settings) lowerLease(worst time.Duration) string {
+	if most := s.WaitFinal - s.RecordTTL - s.TermGrace - killMargin; most > max(worst, s.MaxGap) {
+		return fmt.Sprintf("lower the lease to %s or ", most)
 	}
-	if e == 0 && w > 0 {
-		refuse("E > W: owner-lease 0 (for ever) is longer than wait-final %s: a destination would take over from an owner that never stops; set wait-final to 0 (wait for ever) or set a lease", w)
-	}
-	if sum := e + t + g + killMargin; e > 0 && w > 0 && sum > w {
-		refuse("E + T + g + %s > W: owner-lease %s + owner-record-ttl %s + owner-term-grace %s + %s = %s is longer than wait-final %s: a destination would take over while the source may still serve; lower the lease to %s or raise wait-final to %s",
-			killMargin, e, t, g, killMargin, sum, w, max(w-t-g-killMargin, 0), sum)
-	}
-	if e > 0 && s.MaxGap >= e {
-		refuse("J >= E: owner-max-gap %s is not shorter than owner-lease %s: lower the gap", s.MaxGap, e)
-	}
-	if e > 0 && e <= worst {
-		refuse("E <= T + 1.1 I + P: owner-lease %s would run out between two good polls (%s); raise it", e, worst)
-	}
-	return errors.Join(errs...)
+	return ""
 }
 
 // Windows are the bounds that follow from the settings, without what DNS and the kernel add: D, until every server of

@@ -56,7 +56,8 @@ func noted(sig unix.Signal) bool {
 
 // takeNotes installs our own handler. Where there is no pipe to be had the signals keep Go's treatment.
 func (in *Inbox) takeNotes() {
-	pipeIgnored := pipeInheritedIgnored()
+	// Go's side of SIGPIPE becomes "ignored": a write to a closed stdout is an ordinary error then, not our death.
+	signal.Ignore(unix.SIGPIPE)
 	var p [2]int
 	if err := unix.Pipe2(p[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
 		return
@@ -67,7 +68,7 @@ func (in *Inbox) takeNotes() {
 	for sig := unix.Signal(1); sig <= lastSignal; sig++ {
 		switch {
 		case !noted(sig):
-		case sig == unix.SIGPIPE && pipeIgnored, inheritedIgnored(sig):
+		case inheritedIgnored(sig):
 			in.ignored = append(in.ignored, sig)
 		default:
 			rtSigaction(sig, &act, nil) // the arguments are right, so it cannot fail
@@ -119,52 +120,4 @@ const sigIgn = 1
 func ignoredNow(sig unix.Signal) bool {
 	var now sigaction
 	return rtSigaction(sig, nil, &now) == 0 && now.handler == sigIgn
-}
-
-// pipeInheritedIgnored says whether SIGPIPE was ignored when the program started, as systemd does for services
-// (IgnoreSIGPIPE=yes). The Go runtime replaces the disposition before main, but remembers it, and acts on it when a
-// SIGPIPE arrives that it does not handle: nothing if it was ignored, death if not. A forked copy of this thread tries
-// that out. Afterwards the Go side of SIGPIPE is "ignored", which keeps a write to a closed stdout an ordinary error.
-func pipeInheritedIgnored() bool {
-	var before sigaction
-	if rtSigaction(unix.SIGPIPE, nil, &before) != 0 || before.handler == sigIgn {
-		signal.Ignore(unix.SIGPIPE)
-		return before.handler == sigIgn
-	}
-	signal.Ignore(unix.SIGPIPE)
-	rtSigaction(unix.SIGPIPE, &before, nil) // Go's handler again, now for a signal that it does not handle
-	pid := forkAndPipe()
-	ignore := sigaction{handler: sigIgn}
-	rtSigaction(unix.SIGPIPE, &ignore, nil)
-	if pid <= 0 {
-		return false // no process to be had: the default is the better guess
-	}
-	var status unix.WaitStatus
-	for {
-		if _, err := unix.Wait4(pid, &status, 0, nil); !errors.Is(err, unix.EINTR) {
-			return err == nil && status.Exited()
-		}
-	}
-}
-
-// forkAndPipe forks a copy of this thread, which sends itself SIGPIPE and then exits with 0. Only raw system calls are
-// made in the copy: the rest of the Go runtime is not there.
-//
-//go:norace
-//go:nosplit
-func forkAndPipe() int {
-	pid, _, errno := unix.RawSyscall(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0)
-	if errno != 0 {
-		return -1
-	}
-	if pid != 0 {
-		return int(pid)
-	}
-	set := uint64(1) << (unix.SIGPIPE - 1)
-	unix.RawSyscall6(unix.SYS_RT_SIGPROCMASK, unix.SIG_UNBLOCK, uintptr(unsafe.Pointer(&set)), 0, 8, 0, 0)
-	self, _, _ := unix.RawSyscall(unix.SYS_GETPID, 0, 0, 0)
-	unix.RawSyscall(unix.SYS_KILL, self, uintptr(unix.SIGPIPE), 0)
-	for {
-		unix.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0)
-	}
 }

@@ -28,8 +28,8 @@ type Inbox struct {
 // Notify registers for all signals. Call it first thing in main: as PID 1, what comes before it is lost.
 //
 // Ignored dispositions that were inherited are left alone, so that a child inherits them in turn: SIGHUP of nohup,
-// SIGINT of a background job, the terminal's stop signals, and SIGPIPE of a systemd service. The same call marks every
-// inherited descriptor from 3 up as close-on-exec: Go would pass them on to each child.
+// SIGINT of a background job, and the terminal's stop signals. The same call marks every inherited
+// descriptor from 3 up as close-on-exec: Go would pass them on to each child.
 func Notify() *Inbox {
 	in := &Inbox{signals: make(chan os.Signal, inboxSize), children: make(chan os.Signal, 1)}
 	signal.Notify(in.children, unix.SIGCHLD)
@@ -60,7 +60,7 @@ func deliverable(sig unix.Signal) bool {
 }
 
 // inheritedIgnored says whether sig was ignored when the program started, as far as the Go runtime leaves a trace: it
-// keeps SIGHUP and SIGINT ignored and does not touch the terminal's signals. SIGPIPE is asked for in note.go.
+// keeps SIGHUP and SIGINT ignored and does not touch the terminal's signals. Of all others it forgets it before main.
 func inheritedIgnored(sig unix.Signal) bool {
 	switch sig {
 	case unix.SIGHUP, unix.SIGINT:

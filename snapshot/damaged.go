@@ -53,6 +53,9 @@ const (
 	maxUnreadableReported = 1000
 )
 
+// DamagedPrefix is the prefix of the archives of a generation.
+func DamagedPrefix(generation uint64) string { return damagedPrefix + keyNumber(generation) + "/" }
+
 // ManifestKey is where the manifest is stored.
 func (m DamagedManifest) ManifestKey() string {
 	return strings.TrimSuffix(m.Key, damagedSuffix) + manifestSuffix
@@ -140,7 +143,7 @@ func OpenSalvage(ctx context.Context, d DataDirs, wait time.Duration) (*Offline,
 func UploadDamaged(ctx context.Context, store Store, d DataDirs, generation uint64, found Damaged, progress func(plain, stored int64)) (DamagedManifest, error) {
 	began := time.Now()
 	m := DamagedManifest{Version: manifestVersion, Generation: generation, Damaged: found, Compression: CompressionZstd, CreatedAt: began.UTC().Truncate(time.Millisecond)}
-	m.Key = damagedPrefix + keyNumber(generation) + "/" + began.UTC().Format(keyTimeLayout) + damagedSuffix
+	m.Key = DamagedPrefix(generation) + began.UTC().Format(keyTimeLayout) + damagedSuffix
 	pipe := newUploadPipe(progress)
 	archive := archiver{dirs: d}
 	object, err := pipe.run(ctx, store, func(_ context.Context, w io.Writer) error { return archive.write(w) }, m.Key)

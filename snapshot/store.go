@@ -37,8 +37,8 @@ type Store interface {
 	// Delete removes the object. An absent one is not an error.
 	Delete(ctx context.Context, key string) error
 
-	// SweepUploads removes what writes that began longer than olderThan ago, and never ended, left behind below our prefix, and counts it.
-	SweepUploads(ctx context.Context, olderThan time.Duration) (int, error)
+	// SweepUploads removes what writes of keys that start with prefix left behind, if they began longer than olderThan ago and never ended, and counts it.
+	SweepUploads(ctx context.Context, prefix string, olderThan time.Duration) (int, error)
 
 	// Probe finds out what this store really does by writing and removing a small object below "probe/".
 	Probe(ctx context.Context) (Capabilities, error)
@@ -75,7 +75,7 @@ type Capabilities struct {
 
 // OpenOptions is what a URL does not say. The zero value is complete.
 type OpenOptions struct {
-	Logger      zerolog.Logger // retries are logged here as warnings; the zero value is silent
+	Logger      zerolog.Logger // retries are logged here, for debugging: what fails for good is returned; the zero value is silent
 	Credentials *Credentials   // nil: environment, shared files, web identity, container and instance roles, in this order
 	Limits      Limits
 }

@@ -256,11 +256,11 @@ func (d *dirStore) List(ctx context.Context, prefix string) iter.Seq2[Object, er
 	}
 }
 
-func (d *dirStore) SweepUploads(ctx context.Context, olderThan time.Duration) (int, error) {
+func (d *dirStore) SweepUploads(ctx context.Context, prefix string, olderThan time.Duration) (int, error) {
 	swept := 0
 	err := d.within(func(root *os.Root) error {
 		return walkDir(ctx, root, ".", func(name string, info fs.FileInfo) error {
-			if !strings.HasPrefix(path.Base(name), tempPrefix) || time.Since(info.ModTime()) < olderThan {
+			if !strings.HasPrefix(path.Base(name), tempPrefix) || !strings.HasPrefix(name, prefix) || time.Since(info.ModTime()) < olderThan {
 				return nil
 			}
 			if err := root.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {

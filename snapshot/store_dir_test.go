@@ -117,7 +117,7 @@ func TestLeftoverOfAKilledWriterIsSweptWhenOld(t *testing.T) {
 			t.Errorf("%s is listed", object.Key)
 		}
 	}
-	if n, err := store.SweepUploads(t.Context(), 24*time.Hour); n != 1 || err != nil {
+	if n, err := store.SweepUploads(t.Context(), "", 24*time.Hour); n != 1 || err != nil {
 		t.Errorf("swept %d, error %v; want 1", n, err)
 	}
 	if _, err := os.Stat(young); err != nil {

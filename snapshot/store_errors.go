@@ -61,22 +61,27 @@ type StoreError struct {
 
 func (e *StoreError) Error() string {
 	var b strings.Builder
-	b.WriteString(e.Op)
-	if e.Key != "" {
-		b.WriteString(" " + e.Key)
+	if e.Op != "" { // not yet completed by the store's method
+		b.WriteString(e.Op)
+		if e.Key != "" {
+			b.WriteString(" " + e.Key)
+		}
+		fmt.Fprintf(&b, " (%s): ", e.Store)
 	}
-	fmt.Fprintf(&b, " (%s): %v", e.Store, e.Kind)
+	what := e.Kind.Error()
 	switch {
 	case e.Code != "" && e.HTTP != 0:
-		fmt.Fprintf(&b, " (%s, HTTP %d)", e.Code, e.HTTP)
+		what += fmt.Sprintf(" (%s, HTTP %d)", e.Code, e.HTTP)
 	case e.Code != "":
-		fmt.Fprintf(&b, " (%s)", e.Code)
+		what += fmt.Sprintf(" (%s)", e.Code)
 	case e.HTTP != 0:
-		fmt.Fprintf(&b, " (HTTP %d)", e.HTTP)
+		what += fmt.Sprintf(" (HTTP %d)", e.HTTP)
 	}
 	if e.Err != nil {
-		fmt.Fprintf(&b, ": %v", e.Err)
+		// The cause may begin with the kind already, as in "store not there: directory X is gone": once is enough.
+		what += ": " + strings.TrimPrefix(e.Err.Error(), e.Kind.Error()+": ")
 	}
+	b.WriteString(what)
 	if e.Hint != "" {
 		b.WriteString(": " + e.Hint)
 	}

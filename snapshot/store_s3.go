@@ -250,13 +250,13 @@ func (s *s3Store) Delete(ctx context.Context, key string) error {
 	return s.fail("delete", key, err)
 }
 
-func (s *s3Store) SweepUploads(ctx context.Context, olderThan time.Duration) (int, error) {
-	prefix := s.fullKey("")
+func (s *s3Store) SweepUploads(ctx context.Context, prefix string, olderThan time.Duration) (int, error) {
+	full := s.fullKey(prefix)
 	swept, marker, idMarker := 0, "", ""
 	for {
 		var page minio.ListMultipartUploadsResult
 		err := s.retry(ctx, "sweep", "", func(ctx context.Context) (err error) {
-			page, err = s.core.ListMultipartUploads(ctx, s.where.bucket, prefix, marker, idMarker, "", listPage)
+			page, err = s.core.ListMultipartUploads(ctx, s.where.bucket, full, marker, idMarker, "", listPage)
 			return err
 		})
 		if err != nil {
@@ -265,7 +265,7 @@ func (s *s3Store) SweepUploads(ctx context.Context, olderThan time.Duration) (in
 		serverNow := time.Now().Add(time.Duration(s.clockOffset.Load()))
 		for _, upload := range page.Uploads {
 			key, ours := s.relativeKey(upload.Key)
-			if !ours || serverNow.Sub(upload.Initiated) < olderThan {
+			if !ours || !strings.HasPrefix(key, prefix) || serverNow.Sub(upload.Initiated) < olderThan {
 				continue
 			}
 			err := s.retry(ctx, "sweep", key, func(ctx context.Context) error {

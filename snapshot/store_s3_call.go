@@ -181,7 +181,7 @@ func (s *s3Store) attempts(ctx context.Context, op, key string, lim attemptLimit
 		if lim.tries > 0 && (try >= lim.tries || wait > maxBackoff) || lim.budget > 0 && time.Since(firstFailure)+wait > lim.budget {
 			return failure.err
 		}
-		s.log.Warn().Str("op", op).Str("key", key).Int("attempt", try).Int64("wait_ms", wait.Milliseconds()).Err(failure.err).Msg("store call failed, trying again")
+		s.log.Debug().Str("op", op).Str("key", key).Int("attempt", try).Int64("wait_ms", wait.Milliseconds()).Err(failure.err).Msg("store call failed, trying again")
 		if err := pause(ctx, wait); err != nil {
 			return err
 		}

@@ -226,7 +226,7 @@ func TestSweepTakesOldUploadsOfOursOnly(t *testing.T) {
 	server.StartUpload("p/young", time.Now())
 	server.StartUpload("px/neighbour", time.Now().Add(-25*time.Hour))
 	server.StartUpload("neighbour", time.Now().Add(-25*time.Hour))
-	if n, err := store.SweepUploads(t.Context(), 24*time.Hour); n != 1 || err != nil {
+	if n, err := store.SweepUploads(t.Context(), "", 24*time.Hour); n != 1 || err != nil {
 		t.Errorf("swept %d, error %v; want 1", n, err)
 	}
 	if server.Uploads() != 3 {

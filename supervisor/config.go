@@ -21,22 +21,25 @@ type Config struct {
 	HTTP         string // address of the health checks; empty: none
 	HTTPRequired bool   // an address that is taken is an error, not a warning
 
+	// Reload reads again what may change while the program runs, and logs what may not. Nil: nothing may.
+	Reload func() error
+
 	// Etcd says how the child is configured. Nil: the child is any other command, and all that follows is unused.
 	Etcd *EtcdConfig
 	// Serving asks the child whether it serves; nil where it cannot be asked.
 	Serving func(context.Context) error
 
-	Owner          *ownership.Settings // nil: ownership is not asked for, etcd is simply supervised
-	Store          snapshot.Store      // nil: there is none
-	Live           snapshot.LiveEtcd   // how to reach the child for a snapshot; the zero value where it cannot be reached
-	Snapshots      Snapshotting        // what is taken while etcd runs
-	NewCluster     bool                // nothing in the data directory and nothing in the store: bootstrap
-	TakeOver       bool                // the instance that holds the generation under our own id is gone for good
-	AcceptDamaged  uint64              // go on from the newest snapshot after this generation, which ended damaged; 0: none
+	Owner         *ownership.Settings // nil: ownership is not asked for, etcd is simply supervised
+	Store         snapshot.Store      // nil: there is none
+	Live          snapshot.LiveEtcd   // how to reach the child for a snapshot; the zero value where it cannot be reached
+	Snapshots     Snapshotting        // what is taken while etcd runs
+	NewCluster    bool                // nothing in the data directory and nothing in the store: bootstrap
+	TakeOver      bool                // the instance that holds the generation under our own id is gone for good
+	AcceptDamaged uint64              // go on from the newest snapshot after this generation, which ended damaged; 0: none
 	// FaultPoint, for tests, is told each step of a handover, a restore and a claim that was just made. Nil: nobody is.
 	FaultPoint func(step string)
 
-	ExitWhenFenced bool                // end after a handover instead of waiting for the way back
+	ExitWhenFenced bool // end after a handover instead of waiting for the way back
 }
 
 // The ways in which Run ends that have an exit code of their own.
@@ -51,6 +54,9 @@ var (
 	ErrNothing = errors.New("nothing to start from; if the cluster is new, say --new-cluster, otherwise check --data-dir and --store")
 	// ErrStillOpen is returned by Run without ownership for an empty data directory whose generation somebody else holds.
 	ErrStillOpen = errors.New("restore by hand (`etcd-warden restore`), or set --owner-name so that DNS says who may go on")
+	// ErrNoIfAbsent is returned by Run with ownership where nothing but a claim could make the site serve, and the store
+	// cannot decide who claims.
+	ErrNoIfAbsent = errors.New("no create-only writes (If-None-Match): a site without data begins by claiming a generation, and here two could claim the same; use a store that has them, see docs/store.md")
 	// ErrDataDir is returned by New for a data directory that cannot be looked into.
 	ErrDataDir = errors.New("cannot be looked into; it is left alone")
 	// ErrMembers is returned by New for a combination that would be unsafe.

@@ -47,6 +47,7 @@ func (s *Supervisor) handover(ctx context.Context, child *Child, why loss) error
 		ev, err := s.finalize(ctx, began)
 		if err == nil {
 			s.tell(ctx, ev)
+			s.sweepGeneration(ctx, ev)
 			return nil
 		}
 		if err := s.backOff(ctx, attempt, err); err != nil {

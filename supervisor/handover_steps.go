@@ -28,6 +28,7 @@ func (s *Supervisor) startHandover(ctx context.Context, why loss) {
 	s.board.update(func(st *Status) { st.Handover = &HandoverStatus{Step: "kill", StepsMS: map[string]int64{}} })
 	s.jobs.Go(func() {
 		defer cancel()
+		defer s.showProgress(detached)()
 		err := s.handover(detached, child, why)
 		s.post(ctx, func() { s.onHandedOver(ctx, err) })
 	})
@@ -130,6 +131,16 @@ func (s *Supervisor) finalize(ctx context.Context, began time.Time) (ownership.E
 	}
 	s.stepNow("journal")
 	return s.appendFinal(ctx, head, reference(manifest), "", began)
+}
+
+// sweepGeneration removes what crashed lives of ours left of their uploads: nobody writes to a generation that is ended.
+func (s *Supervisor) sweepGeneration(ctx context.Context, ev ownership.Event) {
+	if final, ok := ev.(ownership.Appended); ok {
+		bounded, cancel := context.WithTimeout(ctx, readTimeout)
+		defer cancel()
+		s.sweep(bounded, snapshot.GenerationPrefix(final.Entry.Generation), 0)
+		s.sweep(bounded, snapshot.DamagedPrefix(final.Entry.Generation), 0)
+	}
 }
 
 // generation is that of the data in hand: what the machine knows, or the journal's head when it is held by us.
@@ -242,11 +253,3 @@ func (s *Supervisor) stepTook(step string, took time.Duration) {
 }
 
 func (s *Supervisor) stepsTaken() map[string]int64 { return s.board.read().Handover.StepsMS }
-
-func (s *Supervisor) progress(total int64) func(plain, stored int64) {
-	return func(plain, stored int64) {
-		s.board.update(func(st *Status) {
-			st.Handover.TotalBytes, st.Handover.PlainBytes, st.Handover.StoredBytes = total, plain, stored
-		})
-	}
-}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"sync"
 	"time"
 )
 
@@ -21,7 +22,8 @@ func (s *Supervisor) serveHTTP(ctx context.Context, l net.Listener) error {
 	mux.HandleFunc("GET /livez", s.livez)
 	mux.HandleFunc("GET /readyz", s.readyz)
 	mux.HandleFunc("GET /status", s.statusJSON)
-	mux.Handle("GET /metrics", s.metrics.handler())
+	metrics := sync.OnceValue(s.metrics.handler) // made at the first scrape
+	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) { metrics().ServeHTTP(w, r) })
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second,
 		WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
 	stop := context.AfterFunc(ctx, func() { server.Close() })

@@ -2,6 +2,7 @@ package supervisor
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/etcd-warden/etcd-warden/ownership"
@@ -82,7 +83,7 @@ func (s *Supervisor) probe(ctx context.Context) func() {
 		if err == nil {
 			s.log.Info().Stringer("store", s.cfg.Store).Bool("if_absent", can.IfAbsent).Bool("if_absent_multipart", can.IfAbsentMultipart).
 				Dur("clock_offset_ms", can.ClockOffset).Msg("store probed")
-			s.sweep(ctx)
+			s.sweep(ctx, "", staleUpload)
 			return func() { s.begin(ctx, can) }
 		}
 		if s.cfg.Owner.StartWithoutStore == ownership.StartIfOurs {
@@ -99,8 +100,8 @@ func (s *Supervisor) probe(ctx context.Context) func() {
 	}
 }
 
-func (s *Supervisor) sweep(ctx context.Context) {
-	switch n, err := s.cfg.Store.SweepUploads(ctx, staleUpload); {
+func (s *Supervisor) sweep(ctx context.Context, prefix string, olderThan time.Duration) {
+	switch n, err := s.cfg.Store.SweepUploads(ctx, prefix, olderThan); {
 	case err != nil:
 		s.log.Warn().Err(err).Msg("unfinished uploads not swept")
 	case n > 0:
@@ -110,11 +111,16 @@ func (s *Supervisor) sweep(ctx context.Context) {
 
 // begin lets ownership decide.
 func (s *Supervisor) begin(ctx context.Context, can snapshot.Capabilities) {
+	data := hasData(s.cfg.Etcd.DataDir)
 	if s.journal != nil && !can.IfAbsent {
+		if !data && !s.cfg.NewCluster {
+			s.end(0, fmt.Errorf("store %s: %w", s.cfg.Store, ErrNoIfAbsent))
+			return
+		}
 		s.log.Warn().Stringer("store", s.cfg.Store).Msg("the store has no create-only writes: it keeps snapshots, but no generation is abandoned or claimed through it")
 	}
 	boot := s.marker.boot()
-	boot.Instance, boot.HasData = s.state.Instance(), hasData(s.cfg.Etcd.DataDir)
+	boot.Instance, boot.HasData = s.state.Instance(), data
 	boot.MayBootstrap, boot.TakeOver = s.cfg.NewCluster, s.cfg.TakeOver
 	boot.NoStore, boot.NoConditional = s.journal == nil, s.journal != nil && !can.IfAbsent
 	s.machine = ownership.NewMachine(*s.cfg.Owner, boot)
@@ -185,7 +191,7 @@ func (s *Supervisor) onRequest(ctx context.Context, e Event) {
 	case ChildReady:
 		s.onServing()
 	case ReloadRequested:
-		s.log.Info().Msg("reload requested; there is nothing to reload")
+		s.reload(ctx)
 	}
 }
 

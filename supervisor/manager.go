@@ -52,3 +52,27 @@ func (s *Supervisor) signOfLife(ctx context.Context) {
 		return nil
 	})
 }
+
+// reload has the configuration read again, beside the loop: its file may be on a file system that hangs. The service
+// manager is told only what it can take: a READY=1 before the first one would end the start too early.
+func (s *Supervisor) reload(ctx context.Context) {
+	if s.cfg.Reload == nil {
+		s.log.Info().Msg("reload requested; there is nothing to reload")
+		return
+	}
+	tell := s.begun || s.board.read().Ready
+	if tell {
+		s.notified(s.init.Notifier().Reloading())
+	}
+	s.do(ctx, func(context.Context) func() {
+		if err := s.cfg.Reload(); err != nil {
+			s.log.Error().Err(err).Msg("configuration not reloaded; the one before stays in force")
+		} else {
+			s.log.Info().Msg("configuration reloaded")
+		}
+		if tell {
+			s.notified(s.init.Notifier().Ready())
+		}
+		return nil
+	})
+}

@@ -14,7 +14,7 @@ import (
 // metrics are what /metrics shows. What is a state is read off the status at each scrape; what is an event is counted
 // when it happens. The registry is our own: linked libraries of etcd fill the default one with theirs.
 type metrics struct {
-	registry *prometheus.Registry
+	status   *board
 	polls    *prometheus.CounterVec // by verdict
 	alarms   *prometheus.CounterVec // by code
 	exits    *prometheus.CounterVec // by status, as a shell says it
@@ -26,19 +26,21 @@ func newMetrics(b *board) *metrics {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "etcd_warden", Name: name, Help: help}, []string{label})
 	}
 	m := &metrics{
-		registry: prometheus.NewRegistry(),
+		status:   b,
 		polls:    counter("owner_polls_total", "Polls of the owner record, by verdict.", "verdict"),
 		alarms:   counter("alarms_total", "Alarms raised, by code; see docs/ownership.md.", "code"),
 		exits:    counter("child_exits_total", "Ends of the child that nobody asked for, by status (128+n for signal n).", "status"),
 		finals:   counter("final_attempts_total", "Tries to store the final snapshot, by result.", "result"),
 	}
-	m.registry.MustRegister(m.polls, m.alarms, m.exits, m.finals, statusCollector{b},
-		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
 
+// handler makes the registry too: a warden that nobody scrapes needs none.
 func (m *metrics) handler() http.Handler {
-	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(m.polls, m.alarms, m.exits, m.finals, statusCollector{m.status},
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
 }
 
 func (m *metrics) exited(e Exit) { m.exits.WithLabelValues(strconv.Itoa(e.Status())).Inc() }

@@ -150,7 +150,11 @@ func (n *snapshots) run(ctx context.Context) {
 			plan(scheduled())
 			if running || !n.allowed() {
 				n.update(func(st *SnapshotStatus) { st.Skipped++ })
-				n.log.Info().Bool("running", running).Time("next", next).Msg("snapshot skipped")
+				level := zerolog.DebugLevel // a site that stands by skips for months
+				if running {
+					level = zerolog.WarnLevel
+				}
+				n.log.WithLevel(level).Bool("running", running).Time("next", next).Msg("snapshot skipped")
 				continue
 			}
 			running = true

@@ -57,6 +57,8 @@ type HandoverStatus struct {
 	PlainBytes  int64            `json:"plain_bytes,omitempty"`
 	StoredBytes int64            `json:"stored_bytes,omitempty"`
 	TotalBytes  int64            `json:"total_bytes,omitempty"`
+	BytesPerS   int64            `json:"bytes_per_s,omitempty"` // of the plain bytes, since the upload began
+	LeftMS      int64            `json:"left_ms,omitempty"`     // what is left at that rate
 	LastError   string           `json:"last_error,omitempty"`
 	Revision    int64            `json:"revision,omitempty"`
 	Key         string           `json:"key,omitempty"`

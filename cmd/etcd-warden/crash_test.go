@@ -61,7 +61,7 @@ func (s *story) crashing(id, step string, flags ...string) {
 // Whatever step of the handover a crash follows, the next life ends in the same state: one final, every acknowledged
 // write in it, and no etcd that serves in between.
 func TestCrashAfterAnyStepOfTheHandover(t *testing.T) {
-	for _, step := range []string{"readiness off", "log replayed", "captured", "uploaded", "final journalled"} {
+	for _, step := range []string{"readiness off", "log replayed", "captured", "uploading", "uploaded", "final journalled"} {
 		t.Run(step, func(t *testing.T) {
 			t.Parallel()
 			s := newStory(t)
@@ -184,14 +184,18 @@ func TestKilledAtRandomMomentsOfTheHandover(t *testing.T) {
 func (s *story) handedOverOnce(b *site, death time.Time) {
 	t := s.test
 	t.Helper()
-	s.noneLost(b, death)
 	if n := s.starts(siteA); n != 0 {
 		t.Errorf("the old site started its etcd %d times for clients after the crash", n)
 	}
-	store, err := snapshot.OpenStore(s.ctx, s.store.url, snapshot.OpenOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s.handedOver(b, death)
+}
+
+// handedOver checks the same of a handover in which the old site's first life goes on.
+func (s *story) handedOver(b *site, death time.Time) {
+	t := s.test
+	t.Helper()
+	s.noneLost(b, death)
+	store := s.openStore(snapshot.OpenOptions{})
 	journal := supervisor.Journal{Store: store}
 	head, err := journal.Head(s.ctx)
 	if err != nil {
@@ -211,6 +215,9 @@ func (s *story) handedOverOnce(b *site, death time.Time) {
 	}
 	if _, err := ownership.CheckJournal(entries); err != nil || finals != 1 {
 		t.Errorf("the journal has %d finals, error %v: %+v", finals, err, entries)
+	}
+	if n, err := store.SweepUploads(s.ctx, snapshot.GenerationPrefix(1), 0); n != 0 || err != nil {
+		t.Errorf("%d unfinished uploads are left in the store, error %v", n, err)
 	}
 	for _, id := range []string{siteA, siteB} {
 		for _, pattern := range []string{".*", "etcd.warden/.*", "etcd.warden/fenced-*"} {

@@ -42,7 +42,8 @@ func exitCode(err error) int {
 		return 0
 	case errors.As(err, &exec):
 		return exec.Code
-	case errors.As(err, &conf), errors.Is(err, snapshot.ErrInvalid), errors.Is(err, supervisor.ErrMembers), errors.Is(err, supervisor.ErrNothing):
+	case errors.As(err, &conf), errors.Is(err, snapshot.ErrInvalid), errors.Is(err, supervisor.ErrMembers), errors.Is(err, supervisor.ErrNothing),
+		errors.Is(err, supervisor.ErrNoIfAbsent):
 		return exitUsage
 	case errors.Is(err, supervisor.ErrDamagedFinal), errors.As(err, &corrupt), errors.Is(err, snapshot.ErrBadSnapshot), errors.Is(err, snapshot.ErrCannotRun), errors.Is(err, snapshot.ErrStorageNewer):
 		return exitData

@@ -43,7 +43,7 @@ func boolFlag(cat, name, usage string) cli.Flag {
 func commonFlags() []cli.Flag {
 	return []cli.Flag{
 		stringFlag(catHTTP, "config", "", "read settings from `FILE` (default "+defaultConfigFile+" where it exists); flags beat the environment, which beats the file"),
-		stringFlag(catHTTP, "log-level", "info", "`LEVEL` of our own log: debug, info, warn, error"),
+		stringFlag(catHTTP, "log-level", defaultLogLevel, "`LEVEL` of our own log: debug, info, warn, error"),
 		stringFlag(catHTTP, "log-format", "auto", "`FORMAT` of our own log on stderr: json, console, or auto (console on a terminal)"),
 	}
 }
@@ -93,5 +93,6 @@ func runFlags() []cli.Flag {
 
 const (
 	defaultHTTP       = "127.0.0.1:2384"
+	defaultLogLevel   = "info"
 	defaultConfigFile = "/etc/etcd-warden/config.yaml"
 )

@@ -18,10 +18,11 @@ const logQueue = 4096
 // newLogger makes the program's logger. The returned function flushes it, but waits for a blocked stderr one second at
 // most.
 func newLogger(c *cli.Context) (zerolog.Logger, func(), error) {
-	level, err := zerolog.ParseLevel(c.String("log-level"))
-	if err != nil || level == zerolog.NoLevel {
-		return zerolog.Logger{}, nil, badConfig("--log-level %q: want debug, info, warn or error", c.String("log-level"))
+	level, err := parseLevel(c.String("log-level"))
+	if err != nil {
+		return zerolog.Logger{}, nil, err
 	}
+	zerolog.SetGlobalLevel(level) // not the logger's own, so that a reload can change it
 	zerolog.TimeFieldFormat, zerolog.DurationFieldInteger = "2006-01-02T15:04:05.000000Z07:00", true
 	var out io.Writer = os.Stderr
 	terminal := term.IsTerminal(int(os.Stderr.Fd()))
@@ -41,5 +42,13 @@ func newLogger(c *cli.Context) (zerolog.Logger, func(), error) {
 		case <-time.After(time.Second):
 		}
 	}
-	return zerolog.New(queue).Level(level).With().Timestamp().Logger(), flush, nil
+	return zerolog.New(queue).With().Timestamp().Logger(), flush, nil
+}
+
+func parseLevel(name string) (zerolog.Level, error) {
+	level, err := zerolog.ParseLevel(name)
+	if err != nil || level == zerolog.NoLevel {
+		return level, badConfig("--log-level %q: want debug, info, warn or error", name)
+	}
+	return level, nil
 }

@@ -164,7 +164,7 @@ func (r checkReport) print(out io.Writer) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "SERVER\tBY\tVERDICT\tANSWER\tTTL\tAGE\tFLAGS\tTOOK\tWHY")
 	for _, a := range r.Answers {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d ms\t%s\n", a.Server, a.Proto, a.Verdict, orDash(a.said()), seconds(a.TTLSeconds), seconds(a.AgeSeconds),
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d ms\t%s\n", a.Server, a.Proto, a.Verdict, orDash(a.said()), inSeconds(a.TTLSeconds), inSeconds(a.AgeSeconds),
 			orDash(strings.Join(a.Flags, " ")), a.TookMS, a.why())
 	}
 	if err := w.Flush(); err != nil {
@@ -208,7 +208,7 @@ func orDash(s string) string {
 	return s
 }
 
-func seconds(n *int64) string {
+func inSeconds(n *int64) string {
 	if n == nil {
 		return "-"
 	}

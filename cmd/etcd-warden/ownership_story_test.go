@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -365,4 +366,32 @@ func (w *writer) lastRevision() (last int64) {
 		last = max(last, a.rev)
 	}
 	return last
+}
+
+// Without create-only writes two destinations could claim one generation. A site that could only begin by a claim says so at
+// once, in one line, and changes nothing.
+func TestStoreThatCannotArbitrateIsRefusedWhereAClaimIsNeeded(t *testing.T) {
+	for name, support := range map[string]storetest.IfAbsentSupport{"ignored": storetest.IfAbsentIgnored, "refused": storetest.IfAbsentRefused} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			bucket := storetest.NewS3Server("test")
+			bucket.IfAbsent = support
+			server := httptest.NewServer(bucket)
+			t.Cleanup(server.Close)
+			dir := t.TempDir()
+			cmd := exec.CommandContext(t.Context(), selfPath(t), "run", "--http", "", "--log-level", "error", "--owner-name", demoRecord, "--owner-id", siteB, "--owner-servers", "127.0.0.1:1",
+				"--store", storetest.S3URL(server.URL, "test", "cluster"), "--", storetest.Tool(t, "etcd", "tools"), "--data-dir", filepath.Join(dir, "etcd"))
+			cmd.Env = append(os.Environ(), "AWS_ACCESS_KEY_ID=key", "AWS_SECRET_ACCESS_KEY=secret")
+			out, err := cmd.CombinedOutput()
+			if code := cmd.ProcessState.ExitCode(); code != exitUsage {
+				t.Errorf("exit code %d (%v), want %d", code, err, exitUsage)
+			}
+			if said := string(out); strings.Count(said, "\n") != 1 || !strings.Contains(said, "create-only writes") || !strings.Contains(said, "use a store that has them") {
+				t.Errorf("said %q, want one line that says what to do", said)
+			}
+			if _, err := os.Stat(filepath.Join(dir, "etcd")); !os.IsNotExist(err) {
+				t.Errorf("the data directory was made (%v)", err)
+			}
+		})
+	}
 }

@@ -20,8 +20,10 @@ var update = flag.Bool("update", false, "write the generated references instead 
 func TestReferencesAreCurrent(t *testing.T) {
 	app := new(program).app()
 	for path, content := range map[string]string{
-		"docs/configuration.md": configurationReference(app),
-		"packaging/config.yaml": configurationExample(app),
+		"docs/configuration.md":                  configurationReference(app),
+		"packaging/config.yaml":                  configurationExample(app),
+		"packaging/man/etcd-warden.8":            manual(t, app),
+		"packaging/completions/etcd-warden.fish": fishCompletion(t, app),
 	} {
 		path = filepath.Join("..", "..", path)
 		if *update {
@@ -36,6 +38,24 @@ func TestReferencesAreCurrent(t *testing.T) {
 			t.Errorf("%s is not current (go test -run TestReferencesAreCurrent ./cmd/etcd-warden -update):\n%s", path, diff)
 		}
 	}
+}
+
+func manual(t *testing.T, app *cli.App) string {
+	t.Helper()
+	page, err := app.ToManWithSection(8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return page
+}
+
+func fishCompletion(t *testing.T, app *cli.App) string {
+	t.Helper()
+	script, err := app.ToFishCompletion()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return script
 }
 
 // setting is a flag as a reference shows it.

@@ -28,6 +28,7 @@ func (p *program) runCommand() *cli.Command {
 }
 
 func (p *program) run(c *cli.Context) error {
+	again := newReloader(c)
 	if err := loadSettings(c); err != nil {
 		return err
 	}
@@ -40,7 +41,10 @@ func (p *program) run(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	cfg.FaultPoint = p.faultPoint
+	if err := again.begin(log); err != nil {
+		return err
+	}
+	cfg.Reload, cfg.FaultPoint = again.reload, p.faultPoint
 	s, err := supervisor.New(cfg, p.inbox, log)
 	if err != nil {
 		return err

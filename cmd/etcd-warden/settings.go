@@ -31,18 +31,41 @@ func loadSettings(c *cli.Context) error {
 			return badConfig("environment variable %s: not a setting of etcd-warden; unset it (settings are WARDEN_ and a flag's name in capitals; in Kubernetes a Service named warden makes such variables: set enableServiceLinks: false)", name)
 		}
 	}
+	settings, err := readSettings(c)
+	if err != nil {
+		return err
+	}
+	for _, s := range settings {
+		if !hasFlag(c.Command, s.name) || c.IsSet(s.name) {
+			continue
+		}
+		if err := c.Set(s.name, s.value); err != nil {
+			return badConfig("configuration %s: %s: cannot use %q: %w", s.where, s.name, s.value, err)
+		}
+	}
+	return nil
+}
+
+// fileSetting is one line of the configuration file.
+type fileSetting struct {
+	name, value string
+	where       string // file:line
+}
+
+// readSettings reads the configuration file. Without one there are no settings, unless --config names it.
+func readSettings(c *cli.Context) ([]fileSetting, error) {
 	file, explicit := c.String("config"), c.IsSet("config")
 	if file == "" {
 		file = defaultConfigFile
 	}
 	content, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) && !explicit {
-		return nil
+		return nil, nil
 	}
 	if err != nil {
-		return badConfig("read configuration: %w", err)
+		return nil, badConfig("read configuration: %w", err)
 	}
-	return applyFile(c, file, content, known)
+	return parseSettings(file, content, knownSettings(c.App))
 }
 
 func settingOf(variable string) string {
@@ -60,36 +83,31 @@ func knownSettings(app *cli.App) []string {
 	return names
 }
 
-// applyFile sets the flags of c that are not set yet from a flat YAML mapping of flag names.
-func applyFile(c *cli.Context, file string, content []byte, known []string) error {
+// parseSettings reads a flat YAML mapping of flag names.
+func parseSettings(file string, content []byte, known []string) (settings []fileSetting, err error) {
 	var doc yaml.Node
 	if err := yaml.Unmarshal(content, &doc); err != nil {
-		return badConfig("configuration %s: %w", file, err)
+		return nil, badConfig("configuration %s: %w", file, err)
 	}
 	if len(doc.Content) == 0 {
-		return nil
+		return nil, nil
 	}
 	top := doc.Content[0]
 	if top.Kind != yaml.MappingNode {
-		return badConfig("configuration %s:%d: want `setting: value` lines", file, top.Line)
+		return nil, badConfig("configuration %s:%d: want `setting: value` lines", file, top.Line)
 	}
 	for i := 0; i+1 < len(top.Content); i += 2 {
 		key, value := top.Content[i], top.Content[i+1]
 		if !slices.Contains(known, key.Value) || key.Value == "config" {
-			return badConfig("configuration %s:%d: unknown setting %q; settings are named like the flags of `etcd-warden run --help`", file, key.Line, key.Value)
+			return nil, badConfig("configuration %s:%d: unknown setting %q; settings are named like the flags of `etcd-warden run --help`", file, key.Line, key.Value)
 		}
 		text, err := scalar(value)
 		if err != nil {
-			return badConfig("configuration %s:%d: %s: %w", file, value.Line, key.Value, err)
+			return nil, badConfig("configuration %s:%d: %s: %w", file, value.Line, key.Value, err)
 		}
-		if !hasFlag(c.Command, key.Value) || c.IsSet(key.Value) {
-			continue
-		}
-		if err := c.Set(key.Value, text); err != nil {
-			return badConfig("configuration %s:%d: %s: cannot use %q: %w", file, value.Line, key.Value, text, err)
-		}
+		settings = append(settings, fileSetting{key.Value, text, fmt.Sprintf("%s:%d", file, value.Line)})
 	}
-	return nil
+	return settings, nil
 }
 
 func hasFlag(cmd *cli.Command, name string) bool {

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -56,16 +57,6 @@ func (s *story) listed(flags ...string) (lines []listedSnapshot) {
 		s.test.Fatalf("%v in %s", err, out)
 	}
 	return lines
-}
-
-// awaitTaken waits for the nth scheduled snapshot of a site.
-func (s *story) awaitTaken(who string, n int) event {
-	s.test.Helper()
-	var last event
-	for range n {
-		last = s.await(who, "snapshot taken")
-	}
-	return last
 }
 
 // An ordinary etcd with a store and nothing else gets a generation, snapshots by a schedule, and the commands that look after them.
@@ -176,7 +167,9 @@ func TestScheduledSnapshotIsNeverTakenForTheFinal(t *testing.T) {
 	s.await(siteA, "etcd serving")
 	b := s.start(siteB, "--snapshot-schedule", "1s", "--keep-last", "1", "--snapshot-jitter", "0s")
 	s.write(a, 300)
-	s.awaitTaken(siteA, 2)
+	if _, err := s.t.awaitNth(s.ctx, siteA, "snapshot taken", 2); err != nil {
+		t.Fatal(err)
+	}
 	s.move(siteB)
 	dead := s.await(siteA, "etcd dead")
 	final := s.await(siteA, "final journalled")
@@ -206,38 +199,42 @@ func TestScheduledSnapshotIsNeverTakenForTheFinal(t *testing.T) {
 func TestSnapshotUnderWayDoesNotDelayTheKill(t *testing.T) {
 	s := newStory(t)
 	bucket := s.overS3()
-	a := s.start(siteA, "--new-cluster", "--snapshot-schedule", "3s", "--snapshot-jitter", "0s")
+	a := s.start(siteA, "--new-cluster", "--snapshot-schedule", "2s", "--snapshot-jitter", "0s")
 	s.await(siteA, "etcd serving")
-	bucket.Inject(storetest.Fault{Mode: storetest.Hang, Times: 100, Match: func(r *http.Request) bool {
-		return r.Method == http.MethodPut && strings.Contains(r.URL.RawQuery, "partNumber")
+	var hang atomic.Bool
+	bucket.Inject(storetest.Fault{Mode: storetest.Hang, Times: 1000, Match: func(r *http.Request) bool {
+		return hang.Load() && r.Method == http.MethodPut && strings.Contains(r.URL.RawQuery, "partNumber")
 	}})
 	filler := newGateway(a.client)
 	random := rand.NewChaCha8([32]byte{1})
-	for i := range 64 { // more than all buffers between etcd and the store hold
+	for i := range 36 { // more than all buffers between etcd and the store hold
 		value := make([]byte, 900_000)
 		_, _ = random.Read(value)
 		if _, err := filler.put(s.ctx, fmt.Sprint("fill/", i), string(value)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	s.awaitHung(bucket)
+	hang.Store(true)
+	s.awaitHung(bucket, 3) // as many parts as are sent at a time: nothing more is taken from etcd
 	moved := s.move(siteB)
 	dead := s.await(siteA, "etcd dead")
 	s.withinBound(moved, dead)
 	if took, _ := dead.Fields["took_ms"].(float64); took > 5000 {
 		t.Errorf("the kill took %v ms: it waited for the stream", took)
 	}
+	hang.Store(false)
+	s.await(siteA, "final journalled")
 	if st := s.status(a); st.Snapshots.Failed != 0 {
 		t.Errorf("an interrupted snapshot counts as failed: %+v", st.Snapshots)
 	}
 }
 
-// awaitHung waits until a request hangs.
-func (s *story) awaitHung(bucket *storetest.FaultProxy) {
+// awaitHung waits until n requests hang.
+func (s *story) awaitHung(bucket *storetest.FaultProxy, n int) {
 	s.test.Helper()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
-	for bucket.Hits(storetest.Hang) == 0 {
+	for bucket.Hits(storetest.Hang) < n {
 		select {
 		case <-tick.C:
 		case <-s.ctx.Done():

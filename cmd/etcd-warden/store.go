@@ -83,7 +83,7 @@ func storeCheck(ctx context.Context, c *cli.Context, log zerolog.Logger) error {
 	if err != nil {
 		return err
 	}
-	swept, err := store.SweepUploads(ctx, staleUploads)
+	swept, err := store.SweepUploads(ctx, "", staleUploads)
 	if err != nil {
 		log.Warn().Err(err).Msg("unfinished uploads not swept")
 	}

@@ -126,7 +126,7 @@ func (c *container) await(message string, times int) {
 	ctx, cancel := context.WithTimeout(c.t.Context(), patience)
 	defer cancel()
 	err := c.follow(ctx, message, times)
-	for errors.Is(err, errLogEnded) && ctx.Err() == nil { // the container ended: with a restart policy it comes back
+	for errors.Is(err, errLogEnded) && ctx.Err() == nil && c.state().alive() { // by the restart policy
 		select {
 		case <-time.After(200 * time.Millisecond):
 		case <-ctx.Done():
@@ -166,12 +166,14 @@ func (c *container) follow(ctx context.Context, message string, times int) error
 
 // state is what the engine says of a container.
 type state struct {
-	Running   bool
-	Pid       int
-	ExitCode  int
-	OOMKilled bool
-	Health    struct{ Status string }
+	Running    bool
+	Restarting bool
+	Pid        int
+	ExitCode   int
+	Health     struct{ Status string }
 }
+
+func (s state) alive() bool { return s.Running || s.Restarting }
 
 func (c *container) state() (s state) {
 	c.t.Helper()

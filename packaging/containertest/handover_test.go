@@ -80,8 +80,8 @@ func (w *world) site(id string, flags ...string) *container {
 	env := append([]string{"--network=" + p.network,
 		"--env=WARDEN_OWNER_NAME=" + recordName, "--env=WARDEN_OWNER_ID=" + id, "--env=WARDEN_OWNER_SERVERS=" + p.dns + ":53",
 		"--env=WARDEN_OWNER_INTERVAL=500ms", "--env=WARDEN_OWNER_SUSPECT_INTERVAL=200ms", "--env=WARDEN_OWNER_POLL_TIMEOUT=1s", "--env=WARDEN_OWNER_RECORD_TTL=1s",
-		"--env=WARDEN_OWNER_LEASE=10s", "--env=WARDEN_OWNER_STORE_CHECK=500ms",
-		"--env=WARDEN_STORE=s3://test/cluster?endpoint=http://s3:7070&region=us-east-1&path-style=true",
+		"--env=WARDEN_OWNER_LEASE=10s", "--env=WARDEN_OWNER_MAX_GAP=5s", "--env=WARDEN_OWNER_STORE_CHECK=500ms",
+		"--env=WARDEN_STORE=s3://test/cluster?endpoint=http://s3:7070&region=us-east-1&path-style=true&insecure-http=true",
 		"--env=AWS_ACCESS_KEY_ID=" + accessKey, "--env=AWS_SECRET_ACCESS_KEY=" + secretKey}, locked()...)
 	return w.e.run(w.t, append(env, flags...), kubeadm()...)
 }

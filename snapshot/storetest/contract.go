@@ -402,10 +402,10 @@ func testBadKeys(t *testing.T, s snapshot.Store) {
 
 func testSweep(t *testing.T, s snapshot.Store) {
 	put(t, s, "a/b", []byte("x"))
-	if n, err := s.SweepUploads(t.Context(), time.Hour); n != 0 || err != nil {
+	if n, err := s.SweepUploads(t.Context(), "", time.Hour); n != 0 || err != nil {
 		t.Errorf("swept %d, error %v; want 0, none", n, err)
 	}
-	if n, err := s.SweepUploads(t.Context(), 0); n != 0 || err != nil {
+	if n, err := s.SweepUploads(t.Context(), "", 0); n != 0 || err != nil {
 		t.Errorf("swept %d, error %v; want 0, none: complete uploads leave nothing", n, err)
 	}
 	wantKeys(t, s, "", "a/b")
@@ -421,7 +421,7 @@ func testProbe(t *testing.T, s snapshot.Store) {
 		t.Errorf("probe says %+v; want that we may delete", caps)
 	}
 	wantKeys(t, s, "", "a/b")
-	if n, err := s.SweepUploads(t.Context(), 0); n != 0 || err != nil {
+	if n, err := s.SweepUploads(t.Context(), "", 0); n != 0 || err != nil {
 		t.Errorf("swept %d after the probe, error %v; want 0, none", n, err)
 	}
 }

@@ -232,7 +232,7 @@ func (m *Memory) Delete(ctx context.Context, key string) error {
 }
 
 // SweepUploads implements snapshot.Store. There is never anything to sweep.
-func (m *Memory) SweepUploads(ctx context.Context, _ time.Duration) (int, error) {
+func (m *Memory) SweepUploads(ctx context.Context, _ string, _ time.Duration) (int, error) {
 	return 0, m.do(ctx, "sweep", "", func() error { return nil })
 }
 

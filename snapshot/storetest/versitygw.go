@@ -3,6 +3,7 @@ package storetest
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -19,9 +20,11 @@ import (
 
 // VersityGW is a running versitygw: a real S3 server on loopback that keeps its objects in a directory.
 type VersityGW struct {
-	Endpoint    string // http://127.0.0.1:port
+	Endpoint    string // http://127.0.0.1:port, or https
+	CAFile      string // of an https endpoint: the authority of its certificate
 	Credentials snapshot.Credentials
 
+	key    string // file with the certificate's key
 	data   string
 	cancel context.CancelFunc
 	exited chan struct{}
@@ -34,7 +37,13 @@ func (v *VersityGW) Env() []string {
 }
 
 // StoreURL is the URL of a store in one of the server's buckets.
-func (v *VersityGW) StoreURL(bucket, prefix string) string { return S3URL(v.Endpoint, bucket, prefix) }
+func (v *VersityGW) StoreURL(bucket, prefix string) string {
+	url := S3URL(v.Endpoint, bucket, prefix)
+	if v.CAFile != "" {
+		url += "&ca-file=" + v.CAFile
+	}
+	return url
+}
 
 // CreateBucket makes a bucket.
 func (v *VersityGW) CreateBucket(bucket string) error {
@@ -57,7 +66,13 @@ func S3URL(endpoint, bucket, prefix string) string {
 
 // StartVersityGW starts the program bin with all its files below dir, and returns when it answers. It ends with ctx, or by Close, and dies with this process.
 func StartVersityGW(ctx context.Context, bin, dir string) (*VersityGW, error) {
+	return startVersityGW(ctx, bin, dir, "", "")
+}
+
+// startVersityGW speaks https when it gets a certificate.
+func startVersityGW(ctx context.Context, bin, dir, cert, key string) (*VersityGW, error) {
 	v := &VersityGW{
+		CAFile: cert, key: key,
 		Credentials: snapshot.Credentials{AccessKeyID: "warden", SecretAccessKey: "warden-secret-key"},
 		data:        filepath.Join(dir, "data"), exited: make(chan struct{}), output: new(bytes.Buffer),
 	}
@@ -73,6 +88,9 @@ func StartVersityGW(ctx context.Context, bin, dir string) (*VersityGW, error) {
 			return nil, fmt.Errorf("start versitygw: %w", err)
 		}
 		v.Endpoint = "http://" + address
+		if cert != "" {
+			v.Endpoint = "https://" + address
+		}
 		if err = v.start(ctx, bin, dir, address); err == nil {
 			return v, nil
 		}
@@ -87,8 +105,11 @@ func (v *VersityGW) start(ctx context.Context, bin, dir, address string) error {
 	ctx, v.cancel = context.WithCancel(ctx)
 	v.exited = make(chan struct{})
 	// Metadata in files beside the objects: not every file system has extended attributes.
-	cmd := exec.CommandContext(ctx, bin, "--port", address, "--region", "us-east-1", "--iam-dir", filepath.Join(dir, "iam"), "--quiet",
-		"posix", "--sidecar", filepath.Join(dir, "meta"), v.data)
+	args := []string{"--port", address, "--region", "us-east-1", "--iam-dir", filepath.Join(dir, "iam"), "--quiet"}
+	if v.CAFile != "" {
+		args = append(args, "--cert", v.CAFile, "--key", v.key)
+	}
+	cmd := exec.CommandContext(ctx, bin, append(args, "posix", "--sidecar", filepath.Join(dir, "meta"), v.data)...)
 	cmd.Env = append(os.Environ(), "ROOT_ACCESS_KEY="+v.Credentials.AccessKeyID, "ROOT_SECRET_KEY="+v.Credentials.SecretAccessKey)
 	cmd.Stdout, cmd.Stderr = v.output, v.output
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
@@ -113,12 +134,14 @@ func (v *VersityGW) awaitAnswer(ctx context.Context) error {
 	defer cancel()
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}} // whoever answers is there
+	defer client.CloseIdleConnections()
 	for {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, v.Endpoint, nil)
 		if err != nil {
 			return err
 		}
-		if resp, err := http.DefaultClient.Do(req); err == nil {
+		if resp, err := client.Do(req); err == nil {
 			return resp.Body.Close()
 		}
 		select {
@@ -164,6 +187,24 @@ func Tool(t testing.TB, name, makeTarget string) string {
 func StartS3(t testing.TB) *VersityGW {
 	t.Helper()
 	v, err := StartVersityGW(context.Background(), Tool(t, "versitygw", "tools-s3"), t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(v.Close)
+	if err := v.CreateBucket("test"); err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+// StartS3TLS is StartS3 over https, with a certificate of its own authority: see VersityGW.CAFile.
+func StartS3TLS(t testing.TB) *VersityGW {
+	t.Helper()
+	cert, key, err := writeCertificate(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, err := startVersityGW(context.Background(), Tool(t, "versitygw", "tools-s3"), t.TempDir(), cert, key)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,7 +7,7 @@ BUILD_FLAGS := -trimpath -buildvcs=false -ldflags '$(LDFLAGS)'
 TOOLS       := packaging/tools
 TEST_FLAGS  ?= -timeout 14m
 
-.PHONY: all build tools tools-s3 demo test test-race lint fmt bench clean help
+.PHONY: all build tools tools-s3 demo test test-race lint fmt bench bench-windows clean help
 
 all: build
 
@@ -45,6 +45,9 @@ test-race: test ## the same as test: the race detector is always on
 
 bench: ## benchmarks
 	$(GO) test -buildvcs=false -run '^$$' -bench . -benchmem ./...
+
+bench-windows: build tools ## how long an old owner still acknowledges after the record moved
+	$(GO) test -buildvcs=false -timeout 20m -run '^$$' -bench LossVisible -benchtime $(or $(N),40)x ./cmd/etcd-warden
 
 fmt: ## format
 	gofmt -l -w cmd supervisor ownership snapshot signals

@@ -221,7 +221,7 @@ func (s Settings) lowerLease(worst time.Duration) string {
 }
 
 // Windows are the bounds that follow from the settings, without what DNS and the kernel add: D, until every server of
-// the zone has a change, and k, from KILL to the last process reaped.
+// the zone has a change (a cache may hold the old record for a second more than T: it counts in whole seconds), and k, from KILL to the last process reaped.
 type Windows struct {
 	LossVisible time.Duration // change of the record to the last acknowledged write, at most, + D + k
 	Silence     time.Duration // DNS cut off to the last acknowledged write, at most, + D + k; 0 never

@@ -110,11 +110,11 @@ func dialEtcdAs(endpoint string, tlsConfig *tls.Config, user, password string) (
 	}
 	c, err := clientv3.New(clientv3.Config{
 		DialTimeout: patience,
-		Endpoints: []string{scheme + "://" + host},
-		TLS:       tlsConfig,
-		Username:  user,
-		Password:  password,
-		Logger:    zap.NewNop(),
+		Endpoints:   []string{scheme + "://" + host},
+		TLS:         tlsConfig,
+		Username:    user,
+		Password:    password,
+		Logger:      zap.NewNop(),
 		DialOptions: []grpc.DialOption{grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			return dialEndpoint(ctx, network, address)
 		}),

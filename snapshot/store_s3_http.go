@@ -3,12 +3,17 @@ package snapshot
 import (
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"strconv"
+	"strings"
 	"time"
+
+	"golang.org/x/net/http/httpproxy"
 )
 
 // s3Transport is the one way out: it tells the call of every request what moves and what the answer's headers say.
@@ -23,8 +28,10 @@ func newS3Transport(where s3Location, limits Limits) (*s3Transport, error) {
 		// Detects a line that went dark while a request waits for a slow answer.
 		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 3},
 	}
+	proxy := httpproxy.FromEnvironment().ProxyFunc() // http.ProxyFromEnvironment reads it once for the whole process
 	base := &http.Transport{
-		Proxy: http.ProxyFromEnvironment, DialContext: dialer.DialContext, TLSHandshakeTimeout: limits.Dial,
+		Proxy:       func(r *http.Request) (*url.URL, error) { return proxy(r.URL) },
+		DialContext: dialer.DialContext, TLSHandshakeTimeout: limits.Dial,
 		MaxIdleConnsPerHost: maxParallel, IdleConnTimeout: time.Minute, ExpectContinueTimeout: 10 * time.Second,
 		DisableCompression:     true,    // we count and hash the stored bytes
 		MaxResponseHeaderBytes: 1 << 20, // of whoever answers
@@ -80,6 +87,11 @@ func (t *s3Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	c.note(resp.Header, time.Now())
 	c.moved()
+	// Decoded as a listing, a web page is an empty one: a portal or a wrong port must not be taken for an empty store.
+	if strings.HasPrefix(resp.Header.Get("Content-Type"), "text/html") && resp.StatusCode < 300 {
+		return nil, errors.Join(&StoreError{Kind: ErrInvalid, HTTP: resp.StatusCode, Err: errors.New("the answer is a web page"),
+			Hint: "the endpoint is not that of an S3 server: a console, a portal or another port"}, resp.Body.Close())
+	}
 	resp.Body = &callBody{ReadCloser: resp.Body, call: c, ctx: req.Context()}
 	return resp, nil
 }

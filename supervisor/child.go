@@ -20,6 +20,7 @@ type Child struct {
 	private bool
 	stopped atomic.Bool // a stop was sent while it lived
 	killed  atomic.Bool // so was SIGKILL
+	empty   atomic.Bool // nothing is left of it: from then on its PID, and its group's number, may be somebody else's
 }
 
 // PID is the leader's process ID.
@@ -47,14 +48,17 @@ func (c *Child) Signal(sig unix.Signal) error { return c.process.Signal(sig) }
 // process cannot act on TERM. Once the leader is dead, what is left of its group gets TERM and CONT too. At the end of
 // grace, or as soon as escalate is closed or receives, everything gets SIGKILL, again each second.
 //
-// Stop returns only when the leader is reaped and its group (and cgroup) is empty. It may be called again, and on a child
-// that is dead already: then it clears away what the child left. A grace of 0 kills what is left at once. If ctx ends
-// first the error wraps ErrAlive.
+// Stop returns only when the leader is reaped and its group (and cgroup) is empty. It may be called on a child that is dead
+// already: then it clears away what the child left; and again: then it does nothing. A grace of 0 kills what is left at
+// once. If ctx ends first the error wraps ErrAlive.
 func (c *Child) Stop(ctx context.Context, grace time.Duration, escalate <-chan struct{}) (Exit, error) {
-	err := c.init.end(ctx, &childRemains{c}, grace, escalate)
-	if err != nil {
+	if c.empty.Load() {
+		return c.Exit(), nil
+	}
+	if err := c.init.end(ctx, &childRemains{c}, grace, escalate); err != nil {
 		return c.Exit(), fmt.Errorf("stop process %d: %w", c.PID(), err)
 	}
+	c.empty.Store(true)
 	c.init.forget(c)
 	return c.Exit(), nil
 }

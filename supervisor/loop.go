@@ -54,6 +54,9 @@ func (s *Supervisor) loop(ctx context.Context) ending {
 
 // boot takes the first step: ownership decides, or the store where there is one, or nobody.
 func (s *Supervisor) boot(ctx context.Context) {
+	if s.watcher != nil {
+		s.notified(s.init.Notifier().Ready()) // the warden is up; whether etcd may be is another matter, and may take days
+	}
 	switch {
 	case s.watcher != nil && s.journal != nil:
 		s.enter(Waiting, "the store is asked what it can do")
@@ -126,7 +129,6 @@ func (s *Supervisor) begin(ctx context.Context, can snapshot.Capabilities) {
 	s.machine = ownership.NewMachine(*s.cfg.Owner, boot)
 	s.enter(Waiting, "ownership is not confirmed")
 	s.begun = true
-	s.notified(s.init.Notifier().Ready()) // the warden is up; whether etcd may be is another matter, and may take days
 	s.step(ctx, ownership.Tick{})
 }
 

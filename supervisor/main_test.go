@@ -27,6 +27,8 @@ func TestMain(m *testing.M) {
 			os.Exit(initMain(os.Args[2:]))
 		case "@child":
 			os.Exit(childMain(os.Args[2:]))
+		case "@reuse":
+			os.Exit(reuseMain())
 		case "@bench":
 			os.Exit(benchMain(os.Args[2:]))
 		}

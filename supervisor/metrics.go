@@ -14,11 +14,11 @@ import (
 // metrics are what /metrics shows. What is a state is read off the status at each scrape; what is an event is counted
 // when it happens. The registry is our own: linked libraries of etcd fill the default one with theirs.
 type metrics struct {
-	status   *board
-	polls    *prometheus.CounterVec // by verdict
-	alarms   *prometheus.CounterVec // by code
-	exits    *prometheus.CounterVec // by status, as a shell says it
-	finals   *prometheus.CounterVec // tries of the final snapshot, by result
+	status *board
+	polls  *prometheus.CounterVec // by verdict
+	alarms *prometheus.CounterVec // by code
+	exits  *prometheus.CounterVec // by status, as a shell says it
+	finals *prometheus.CounterVec // tries of the final snapshot, by result
 }
 
 func newMetrics(b *board) *metrics {
@@ -26,21 +26,25 @@ func newMetrics(b *board) *metrics {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "etcd_warden", Name: name, Help: help}, []string{label})
 	}
 	m := &metrics{
-		status:   b,
-		polls:    counter("owner_polls_total", "Polls of the owner record, by verdict.", "verdict"),
-		alarms:   counter("alarms_total", "Alarms raised, by code; see docs/ownership.md.", "code"),
-		exits:    counter("child_exits_total", "Ends of the child that nobody asked for, by status (128+n for signal n).", "status"),
-		finals:   counter("final_attempts_total", "Tries to store the final snapshot, by result.", "result"),
+		status: b,
+		polls:  counter("owner_polls_total", "Polls of the owner record, by verdict.", "verdict"),
+		alarms: counter("alarms_total", "Alarms raised, by code; see docs/ownership.md.", "code"),
+		exits:  counter("child_exits_total", "Ends of the child that nobody asked for, by status (128+n for signal n).", "status"),
+		finals: counter("final_attempts_total", "Tries to store the final snapshot, by result.", "result"),
 	}
 	return m
 }
 
-// handler makes the registry too: a warden that nobody scrapes needs none.
 func (m *metrics) handler() http.Handler {
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(m.polls, m.alarms, m.exits, m.finals, statusCollector{m.status},
+	return promhttp.HandlerFor(m.registry(), promhttp.HandlerOpts{})
+}
+
+// registry is made for the first who asks: a warden that nobody scrapes needs none.
+func (m *metrics) registry() *prometheus.Registry {
+	r := prometheus.NewRegistry()
+	r.MustRegister(m.polls, m.alarms, m.exits, m.finals, statusCollector{m.status},
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
+	return r
 }
 
 func (m *metrics) exited(e Exit) { m.exits.WithLabelValues(strconv.Itoa(e.Status())).Inc() }

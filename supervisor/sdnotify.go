@@ -17,8 +17,8 @@ import (
 // what the child says is read from a socket of our own and passed on. It is safe for concurrent use. Where there is no
 // service manager its methods do nothing and return nil.
 type Notifier struct {
-	out   int // unconnected datagram socket; -1: nobody to tell
-	to    unix.Sockaddr
+	out   int           // unconnected datagram socket; -1: nobody to tell
+	to    string        // its address
 	in    *net.UnixConn // where the child writes; nil: it is not listened to
 	ready chan struct{} // the child said READY=1; nil unless asked for
 }
@@ -45,7 +45,7 @@ func newNotifier(address string, wantReady bool) (*Notifier, error) {
 	case address[0] != '/' && address[0] != '@':
 		err = fmt.Errorf("notify socket %q: only paths and abstract names are supported", address)
 	default:
-		n.to = &unix.SockaddrUnix{Name: address}
+		n.to = address
 		if n.out, err = unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0); err == nil {
 			patience := unix.NsecToTimeval(int64(sendPatience))
 			err = unix.SetsockoptTimeval(n.out, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &patience)
@@ -72,14 +72,15 @@ func setsockopt(c *net.UnixConn, option, value int) error {
 }
 
 // Send sends one notification, one or more lines of NAME=value; sd_notify(3).
-func (n *Notifier) Send(state string) error { return n.send([]byte(state), nil) }
+func (n *Notifier) Send(state string) error { return n.send([]byte(state), nil, 0) }
 
 // Ready says that the service is up.
 func (n *Notifier) Ready() error { return n.Send("READY=1") }
 
-// Status says in a few words what is going on.
+// Status says in a few words what is going on. It does not wait for a service manager that does not read: a change of
+// phase must not.
 func (n *Notifier) Status(text string) error {
-	return n.Send("STATUS=" + strings.ReplaceAll(text, "\n", " "))
+	return n.send([]byte("STATUS="+strings.ReplaceAll(text, "\n", " ")), nil, unix.MSG_DONTWAIT)
 }
 
 // Stopping says that the stop has begun.
@@ -114,11 +115,12 @@ func (n *Notifier) WatchdogInterval() time.Duration {
 	return time.Duration(usec) * time.Microsecond / 2
 }
 
-func (n *Notifier) send(state, descriptors []byte) error {
+func (n *Notifier) send(state, descriptors []byte, flags int) error {
 	if n.out < 0 {
 		return nil
 	}
-	if err := unix.Sendmsg(n.out, state, descriptors, n.to, unix.MSG_NOSIGNAL); err != nil {
+	// An address each time: unix.SockaddrUnix keeps the kernel's form in itself and is not safe for concurrent use.
+	if err := unix.Sendmsg(n.out, state, descriptors, &unix.SockaddrUnix{Name: n.to}, unix.MSG_NOSIGNAL|flags); err != nil {
 		return fmt.Errorf("notify the service manager: %w", err)
 	}
 	return nil
@@ -176,7 +178,7 @@ func (n *Notifier) pass(state []byte, descriptors []int) {
 	if len(descriptors) > 0 {
 		rights = unix.UnixRights(descriptors...)
 	}
-	n.send(kept, rights) // as a child of a service manager that is gone would, go on without
+	n.send(kept, rights, 0) // as a child of a service manager that is gone would, go on without
 }
 
 // filterNotification drops the lines about the main process, which stays ours, and looks for READY=1.

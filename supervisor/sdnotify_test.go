@@ -1,11 +1,13 @@
 package supervisor
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -159,5 +161,53 @@ func TestStrangersCannotSpeakForTheService(t *testing.T) {
 		if got := allowed(c.from); got != c.want {
 			t.Errorf("%+v: got %v, want %v", c.from, got, c.want)
 		}
+	}
+}
+
+// The loop, its jobs and the child's proxy notify at the same time. An address that they shared was written by each of them.
+func TestNotificationsMayBeSentAtTheSameTime(t *testing.T) {
+	m := newManager(t)
+	n, err := newNotifier(m.path, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { n.in.Close(); unix.Close(n.out) })
+	const each = 50
+	var senders sync.WaitGroup
+	for range 4 {
+		senders.Go(func() {
+			for range each {
+				if err := n.Watchdog(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	for range 4 * each {
+		m.next()
+	}
+	senders.Wait()
+}
+
+// A change of phase, the one to a kill too, does not wait for a service manager that does not read.
+func TestStatusDoesNotWaitForTheServiceManager(t *testing.T) {
+	m := newManager(t) // reads nothing
+	n, err := newNotifier(m.path, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { n.in.Close(); unix.Close(n.out) })
+	for err == nil { // until its queue is full
+		err = n.Status("running")
+	}
+	if !errors.Is(err, unix.EAGAIN) {
+		t.Errorf("got %v, want EAGAIN at once", err)
+	}
+	var patience unix.Timeval // what a blocking send would wait: the error would be the same
+	if err := unix.SetsockoptTimeval(n.out, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &patience); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Status("stopping"); !errors.Is(err, unix.EAGAIN) {
+		t.Errorf("got %v from a socket that waits for ever, want EAGAIN", err)
 	}
 }

@@ -96,6 +96,10 @@ func stateDirPath(dataDir string) string {
 
 func lockFile(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	readOnly := errors.Is(err, unix.EROFS)
+	if readOnly { // a disk that takes nothing any more still owes its final snapshot; a lock needs no writing
+		f, err = os.Open(path)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -106,6 +110,9 @@ func lockFile(path string) (*os.File, error) {
 			return nil, err
 		}
 		return nil, fmt.Errorf("%w (pid %s)", ErrDirInUse, strings.TrimSpace(string(holder)))
+	}
+	if readOnly {
+		return f, nil
 	}
 	// Who holds it is for people only; the lock is the kernel's.
 	if err := errors.Join(f.Truncate(0), writeAt(f, fmt.Sprintf("%d\n", os.Getpid()))); err != nil && !errors.Is(err, unix.ENOSPC) {

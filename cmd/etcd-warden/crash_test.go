@@ -147,6 +147,7 @@ func TestKilledAtRandomMomentsOfTheHandover(t *testing.T) {
 	t.Logf("replay with: make crash N=%d SEED=%d", rounds, seed)
 	for n := range rounds {
 		t.Run(strconv.Itoa(n), func(t *testing.T) {
+			t.Parallel()
 			rng := rand.New(rand.NewPCG(seed, uint64(n)))
 			s := newStory(t)
 			life := s.start(siteA, "--new-cluster")

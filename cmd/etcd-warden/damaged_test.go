@@ -92,9 +92,9 @@ func (s *story) damagedFinal() (ownership.Entry, snapshot.DamagedManifest) {
 // A log whose middle is broken holds acknowledged writes that no etcd can replay. A restore that goes on without a word
 // would lose them silently; a capture that is tried for ever would leave the operator without data and without a word.
 func TestBrokenLogEndsInADamagedFinalThatNobodyRestoresUnasked(t *testing.T) {
-	t.Setenv("ETCD_BACKEND_BATCH_INTERVAL", "1h")
-	t.Setenv("ETCD_BACKEND_BATCH_LIMIT", "600")
+	t.Parallel()
 	s := newStory(t)
+	s.store.env = append(s.store.env, "ETCD_BACKEND_BATCH_INTERVAL=1h", "ETCD_BACKEND_BATCH_LIMIT=600")
 	s.killedBehind()
 	segments := globAll(t, filepath.Join(s.dir, siteA, "etcd/member/wal/*.wal"))
 	log := segments[len(segments)-1]
@@ -128,6 +128,7 @@ func TestBrokenLogEndsInADamagedFinalThatNobodyRestoresUnasked(t *testing.T) {
 
 // A database that cannot be read leaves the log: it is kept for a repair by hand.
 func TestUnreadableDatabaseIsStoredAsItIs(t *testing.T) {
+	t.Parallel()
 	s := newStory(t)
 	s.killedBehind()
 	damageFile(t, filepath.Join(s.dir, siteA, "etcd/member/snap/db"), 0, make([]byte, 64<<10))
@@ -141,6 +142,7 @@ func TestUnreadableDatabaseIsStoredAsItIs(t *testing.T) {
 // Files of two members, as after a mistake with --wal-dir, are no damage: the operator has the right ones somewhere.
 // Nothing may be ended, and the next try with the right files ends well.
 func TestForeignDatabaseIsToldAndEndsNothing(t *testing.T) {
+	t.Parallel()
 	s := newStory(t)
 	death := s.killedBehind()
 	db := filepath.Join(s.dir, siteA, "etcd/member/snap/db")

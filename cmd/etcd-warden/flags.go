@@ -88,6 +88,7 @@ func runFlags() []cli.Flag {
 		stringFlag(catChild, "restart", "never", "what follows when the child ends by itself: never, on-failure, always"),
 		boolFlag(catChild, "exit-when-fenced", "after a handover end with the documented code instead of waiting for the cluster to come back"),
 		stringFlag(catHTTP, "http", defaultHTTP, "`ADDRESS` of /livez, /readyz and /status (empty: none)"),
+		boolFlag(catHTTP, "check", "start nothing: validate the settings, and print each with its source"),
 	})
 }
 

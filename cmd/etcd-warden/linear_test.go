@@ -89,6 +89,7 @@ func (h *history) client(ctx context.Context, id int, sites []*gateway, seed uin
 // To its clients the cluster is one register, whatever site they ask and whenever the record moves: no read of the old
 // site is answered after the new one took a write, and no acknowledged write is forgotten.
 func TestBothSitesTogetherAreLinearizable(t *testing.T) {
+	t.Parallel()
 	seed := uint64(time.Now().UnixNano() % 1e9)
 	t.Logf("seed %d", seed)
 	s := newStory(t)
@@ -152,6 +153,7 @@ func TestStaleReadIsNotLinearizable(t *testing.T) {
 // A client of the old site with everything open, as an API server has it, is cut: nothing it does is acknowledged, its
 // watch tells nothing of the new site, and its lease goes on at the new site and nowhere else.
 func TestClientsOfTheOldSiteAreCut(t *testing.T) {
+	t.Parallel()
 	s := newStory(t)
 	a := s.start(siteA, "--new-cluster")
 	s.await(siteA, "etcd serving")

@@ -34,15 +34,21 @@ func newLogger(c *cli.Context) (zerolog.Logger, func(), error) {
 		return zerolog.Logger{}, nil, badConfig("--log-format %q: want json, console or auto", format)
 	}
 	queue := diode.NewWriter(struct{ io.Writer }{out}, logQueue, 0, func(int) {}) // hides Close: stderr stays ours
-	flush := func() {
-		done := make(chan struct{})
-		go func() { defer close(done); queue.Close() }()
-		select {
-		case <-done:
-		case <-time.After(time.Second):
-		}
-	}
+	flush := func() { atMost(lastWords, func() { queue.Close() }) }
 	return zerolog.New(queue).With().Timestamp().Logger(), flush, nil
+}
+
+// lastWords is how long the end of the program waits for a stderr that nobody reads.
+const lastWords = time.Second
+
+// atMost runs f and waits for it, but no longer than that: the program ends while f still runs.
+func atMost(patience time.Duration, f func()) {
+	done := make(chan struct{})
+	go func() { defer close(done); f() }()
+	select {
+	case <-done:
+	case <-time.After(patience):
+	}
 }
 
 func parseLevel(name string) (zerolog.Level, error) {

@@ -25,7 +25,7 @@ func main() {
 func run(args []string, inbox *signals.Inbox) int {
 	code, err := execute(args, inbox)
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "etcd-warden: error: %s\n", strings.TrimSpace(err.Error()))
+		atMost(lastWords, func() { fmt.Fprintf(os.Stderr, "etcd-warden: error: %s\n", strings.TrimSpace(err.Error())) })
 	}
 	return code
 }

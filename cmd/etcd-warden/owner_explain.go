@@ -95,7 +95,7 @@ func ownerExplain(_ context.Context, c *cli.Context, _ zerolog.Logger) error {
 	for _, n := range r.Numbers {
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", n.Letter, n.Setting, n.Value, n.Meaning)
 	}
-	fmt.Fprint(w, "D\t\t\tuntil every server of the zone has a change\nk\t\t\tfrom KILL to the last process reaped\n\n")
+	fmt.Fprint(w, "D\t\t\tuntil every server of the zone has a change, and a second more behind a cache\nk\t\t\tfrom KILL to the last process reaped\n\n")
 	for _, x := range s.Windows().Explain() {
 		value := x.Value.String()
 		if x.Value == 0 {

@@ -212,12 +212,16 @@ func TestNothingBeforeTheDeathWaitsForStoreDiskOrDNS(t *testing.T) {
 	bucket.SetMode(storetest.BlackHole)
 	thaw := state.freeze()
 	moved := s.move(siteB) // for the other site, later
-	dns.SetOwnerAndFallSilent(siteB, storyOwner.RecordTTL, storyOwner.LostCount)
+	dns.SetOwnerAndFallSilent(siteB, storyOwner.RecordTTL)
 	dead := s.await(siteA, "etcd dead")
 	s.withinBound(moved, dead)
 	s.refusesClients(a)
 	if st := s.status(a); st.Ready || st.Child.PID != 0 {
 		t.Errorf("while everything hangs: ready %v, child %d; want neither", st.Ready, st.Child.PID)
+	}
+
+	if marker, err := os.ReadFile(filepath.Join(s.dir, siteA, "etcd.warden", "marker.json")); state != nil && !strings.Contains(string(marker), `"serving"`) {
+		t.Errorf("the marker was written (%s, %v): the disk did not hang", marker, err)
 	}
 
 	thaw()

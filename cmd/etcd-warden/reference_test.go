@@ -124,7 +124,7 @@ func configurationExample(app *cli.App) string {
 	b.WriteString("# /etc/etcd-warden/config.yaml: the settings of `etcd-warden run`, each at its default.\n# Flags and WARDEN_* variables beat this file. Unknown keys are errors.\n")
 	category := ""
 	for _, s := range settingsOf(app.Command("run")) {
-		if s.name == "config" {
+		if s.name == "config" || s.name == "check" { // not for the file
 			continue
 		}
 		if s.category != category {

@@ -28,6 +28,9 @@ func (p *program) runCommand() *cli.Command {
 }
 
 func (p *program) run(c *cli.Context) error {
+	if c.Bool("check") {
+		return p.check(c)
+	}
 	again := newReloader(c)
 	if err := loadSettings(c); err != nil {
 		return err

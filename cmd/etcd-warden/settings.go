@@ -98,7 +98,7 @@ func parseSettings(file string, content []byte, known []string) (settings []file
 	}
 	for i := 0; i+1 < len(top.Content); i += 2 {
 		key, value := top.Content[i], top.Content[i+1]
-		if !slices.Contains(known, key.Value) || key.Value == "config" {
+		if !slices.Contains(known, key.Value) || key.Value == "config" || key.Value == "check" {
 			return nil, badConfig("configuration %s:%d: unknown setting %q; settings are named like the flags of `etcd-warden run --help`", file, key.Line, key.Value)
 		}
 		text, err := scalar(value)

@@ -28,6 +28,7 @@ func (p *program) statusCommand() *cli.Command {
 		Flags: slices.Concat(commonFlags(), []cli.Flag{
 			stringFlag(catHTTP, "http", defaultHTTP, "`ADDRESS` of the warden's health checks"),
 			&cli.BoolFlag{Name: "json", Usage: "print what the warden answers"},
+			&cli.BoolFlag{Name: "watch", Usage: "show it anew each second, until interrupted"},
 			&cli.BoolFlag{Name: "quiet", Usage: "print nothing: a health check of a container, say"},
 			&cli.DurationFlag{Name: "timeout", Value: 5 * time.Second, Usage: "for the answer"},
 		}),
@@ -36,12 +37,23 @@ func (p *program) statusCommand() *cli.Command {
 }
 
 func status(ctx context.Context, c *cli.Context, _ zerolog.Logger) error {
-	ctx, cancel := context.WithTimeout(ctx, c.Duration("timeout"))
-	defer cancel()
 	address := c.String("http")
 	if _, _, err := net.SplitHostPort(address); err != nil {
 		return badConfig("--http %q: want host:port", address)
 	}
+	switch {
+	case c.Bool("watch") && c.Bool("quiet"):
+		return badConfig("--watch and --quiet exclude each other")
+	case c.Bool("watch"):
+		return watchStatus(ctx, c, address)
+	}
+	return showStatus(ctx, c, c.App.Writer, address)
+}
+
+// showStatus asks once. Its error says that nobody answers, or that the warden is not ready.
+func showStatus(ctx context.Context, c *cli.Context, w io.Writer, address string) error {
+	ctx, cancel := context.WithTimeout(ctx, c.Duration("timeout"))
+	defer cancel()
 	body, _, err := ask(ctx, "http://"+address+"/status")
 	if err != nil {
 		return fmt.Errorf("no warden answers at %s (%w); is it running, and with this --http?", address, err)
@@ -53,9 +65,9 @@ func status(ctx context.Context, c *cli.Context, _ zerolog.Logger) error {
 	switch {
 	case c.Bool("quiet"):
 	case c.Bool("json"):
-		_, err = c.App.Writer.Write(body)
+		_, err = w.Write(body)
 	default:
-		err = printStatus(c.App.Writer, st, time.Now())
+		err = printStatus(w, st, time.Now())
 	}
 	if err != nil {
 		return err

@@ -39,7 +39,7 @@ func TestTortureFinalIsExact(t *testing.T) {
 		if only := os.Getenv("TORTURE_END"); only != "" {
 			end = only
 		}
-		t.Run(fmt.Sprintf("%d %s", n, end), func(t *testing.T) { torture(t, rand.New(rand.NewPCG(seed, uint64(n))), end) })
+		t.Run(fmt.Sprintf("%d %s", n, end), func(t *testing.T) { t.Parallel(); torture(t, rand.New(rand.NewPCG(seed, uint64(n))), end) })
 	}
 }
 

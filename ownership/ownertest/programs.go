@@ -162,7 +162,11 @@ func (p *Program) Forget() {
 	p.t.Helper()
 	ctx, cancel := context.WithTimeout(p.t.Context(), programPatience)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, "unbound-control", "-c", filepath.Join(p.dir, "unbound.conf"), "flush_zone", p.zone).CombinedOutput()
+	control, err := findProgram("unbound-control")
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	out, err := exec.CommandContext(ctx, control, "-c", filepath.Join(p.dir, "unbound.conf"), "flush_zone", p.zone).CombinedOutput()
 	if err != nil {
 		p.t.Fatalf("empty the cache of %s: %v: %s", p.name, err, out)
 	}

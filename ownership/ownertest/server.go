@@ -32,8 +32,7 @@ type Server struct {
 	values  []string
 	ttl     time.Duration
 	how     Behaviour
-	limited bool // answers counts
-	answers int  // left until the server falls silent for good
+	silence int // 1: after the next answer by TCP, 2: now
 	queries []Query
 	conns   map[net.Conn]bool
 }
@@ -70,14 +69,15 @@ func (s *Server) SetOwner(value string, ttl time.Duration) { s.SetRecords(ttl, v
 func (s *Server) SetRecords(ttl time.Duration, values ...string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.values, s.ttl, s.limited = append([]string(nil), values...), ttl, false
+	s.values, s.ttl, s.silence = append([]string(nil), values...), ttl, 0
 }
 
-// SetOwnerAndFallSilent is SetOwner for so many answers; after them the server never answers again, until a record is set.
-func (s *Server) SetOwnerAndFallSilent(value string, ttl time.Duration, answers int) {
+// SetOwnerAndFallSilent is SetOwner up to the first answer by TCP, which is how a loss is confirmed. After it the server never
+// answers again, until a record is set.
+func (s *Server) SetOwnerAndFallSilent(value string, ttl time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.values, s.ttl, s.limited, s.answers = []string{value}, ttl, true, answers
+	s.values, s.ttl, s.silence = []string{value}, ttl, 1
 }
 
 // Delete removes the name.
@@ -181,10 +181,11 @@ func (s *Server) answer(packet []byte, proto string) [][]byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.queries = append(s.queries, Query{Name: q.Question[0].Name, Proto: proto})
-	if s.limited {
-		if s.answers--; s.answers < 0 {
-			return nil
-		}
+	switch {
+	case s.silence == 2:
+		return nil
+	case s.silence == 1 && proto == "tcp":
+		s.silence = 2
 	}
 	r := reply{query: q, proto: proto, zone: s.name, values: s.values, ttl: s.ttl, count: len(s.queries)}
 	var out [][]byte

@@ -34,6 +34,7 @@ func locked() []string {
 // The whole image, one engine: the tests share it, and each is named by its guarantee.
 func TestContainer(t *testing.T) {
 	e := newEngine(t)
+	e.makeImage(t)
 	for name, test := range map[string]func(*testing.T, *engine){
 		"UnchangedCommandRunsUnderPID1AndStopsInTime": testStop,
 		"KillLosesNoWriteAndRestartPolicyHolds":       testKill,

@@ -19,16 +19,17 @@ import (
 // patience bounds each wait; every wait is for an event.
 const patience = 90 * time.Second
 
-// engine is the Docker engine of this machine with the image under test in it. All that it makes bears prefix.
+// engine is the Docker engine of this machine. All that it makes bears prefix.
 type engine struct {
-	prefix string
-	image  string
-	parts  string // the test's own static program
-	s3     string // the S3 server, static
-	n      int
+	prefix    string
+	image     string
+	root, bin string // of the module, and its programs
+	parts     string // the test's own static program
+	s3        string // the S3 server, static
+	n         int
 }
 
-// newEngine makes the image, or skips the test where there is no engine.
+// newEngine finds the engine, or skips the test where there is none.
 func newEngine(t *testing.T) *engine {
 	t.Helper()
 	if testing.Short() {
@@ -37,36 +38,42 @@ func newEngine(t *testing.T) *engine {
 	if out, err := exec.CommandContext(t.Context(), "docker", "version", "--format", "{{.Server.Version}}").CombinedOutput(); err != nil {
 		t.Skipf("no Docker engine: %v: %s", err, bytes.TrimSpace(out))
 	}
-	storetest.Tool(t, "etcd", "tools")
-	s3 := storetest.Tool(t, "versitygw", "tools-s3")
-	bin, root := filepath.Dir(s3), filepath.Dir(filepath.Dir(s3))
-	scratch := t.TempDir()
-	e := &engine{prefix: fmt.Sprintf("warden-test-%d", os.Getpid()), parts: filepath.Join(scratch, "parts"), s3: s3}
+	e := &engine{prefix: fmt.Sprintf("warden-test-%d", os.Getpid()), s3: storetest.Tool(t, "versitygw", "tools-s3")}
+	e.bin = filepath.Dir(e.s3)
+	e.root = filepath.Dir(e.bin)
 	e.image = e.prefix + ":test"
+	e.parts = filepath.Join(t.TempDir(), "parts")
+	e.build(t, e.parts, "./packaging/containertest/parts")
+	t.Cleanup(func() { e.docker(context.Background(), "image", "rm", "--force", e.image) })
+	return e
+}
+
+// makeImage makes the image under test as `make image` does, from the program as it is now.
+func (e *engine) makeImage(t *testing.T) {
+	t.Helper()
+	storetest.Tool(t, "etcd", "tools")
+	scratch := t.TempDir()
 	stage := filepath.Join(scratch, "bin")
 	if err := os.Mkdir(stage, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	for _, tool := range []string{"etcd", "etcdctl", "etcdutl"} {
-		if err := os.Symlink(filepath.Join(bin, tool), filepath.Join(stage, tool)); err != nil {
+		if err := os.Symlink(filepath.Join(e.bin, tool), filepath.Join(stage, tool)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	build(t, root, filepath.Join(stage, "etcd-warden"), "./cmd/etcd-warden")
-	build(t, root, e.parts, "./packaging/containertest/parts")
+	e.build(t, filepath.Join(stage, "etcd-warden"), "./cmd/etcd-warden")
 	cmd := exec.CommandContext(t.Context(), "packaging/image.sh", e.image, filepath.Join(scratch, "image"), stage)
-	cmd.Dir = root
+	cmd.Dir = e.root
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("make the image: %v\n%s", err, out)
 	}
-	t.Cleanup(func() { e.docker(context.Background(), "image", "rm", "--force", e.image) })
-	return e
 }
 
-func build(t *testing.T, root, out, pkg string) {
+func (e *engine) build(t *testing.T, out, pkg string) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-buildvcs=false", "-o", out, pkg)
-	cmd.Dir, cmd.Env = root, append(os.Environ(), "CGO_ENABLED=0")
+	cmd.Dir, cmd.Env = e.root, append(os.Environ(), "CGO_ENABLED=0")
 	if msg, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("build %s: %v\n%s", pkg, err, msg)
 	}

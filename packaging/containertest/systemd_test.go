@@ -32,12 +32,10 @@ func TestSystemd(t *testing.T) {
 		t.Fatal("run make test-systemd")
 	}
 	e := newEngine(t)
-	base := e.prefix + ":systemd"
-	e.must(t, "import", "--change", "CMD [\"/sbin/init\"]", "--change", "STOPSIGNAL SIGRTMIN+3", *rootfs, base)
-	t.Cleanup(func() { e.docker(context.Background(), "image", "rm", "--force", base) })
+	e.must(t, "import", *rootfs, e.image)
 	w := newWorld(t, e)
 	w.move("site-a")
-	m := w.machine(base)
+	m := w.machine()
 
 	for _, step := range []struct {
 		name string
@@ -59,7 +57,7 @@ func TestSystemd(t *testing.T) {
 }
 
 // machine starts systemd and installs the package, the way an operator does.
-func (w *world) machine(image string) *machine {
+func (w *world) machine() *machine {
 	w.t.Helper()
 	p := w.places["site-a"]
 	m := &machine{dir: w.t.TempDir()}
@@ -68,7 +66,7 @@ func (w *world) machine(image string) *machine {
 	copyFile(w.t, storetest.Tool(w.t, "etcdctl", "tools"), filepath.Join(m.dir, "etcdctl"))
 	m.container = w.e.runImage(w.t, []string{"--network=" + p.network, "--cap-add=SYS_ADMIN", "--cap-add=NET_ADMIN", "--security-opt=seccomp=unconfined",
 		"--security-opt=apparmor=unconfined", "--tmpfs=/run", "--tmpfs=/run/lock", "--volume=/sys/fs/cgroup:/sys/fs/cgroup:rw", "--cgroupns=host",
-		"--volume=" + m.dir + ":/host"}, image, "/sbin/init")
+		"--volume=" + m.dir + ":/host"}, w.e.image, "/lib/systemd/systemd")
 	m.booted()
 	m.sh("dpkg -i /host/etcd-warden.deb && cp /host/etcd /host/etcdctl /usr/bin/")
 	m.sh("cat >>/etc/default/etcd-warden <<'END'\n" + strings.Join([]string{

@@ -2,10 +2,8 @@ package snapshot
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
-	"hash"
 	"io"
 	"time"
 
@@ -60,26 +58,30 @@ func Download(ctx context.Context, store Store, m Manifest, w io.Writer, progres
 	if err := m.Validate(); err != nil {
 		return fmt.Errorf("download snapshot: manifest: %w", err)
 	}
-	stored := &resumingReader{ctx: ctx, store: store, key: m.Key, size: m.StoredBytes, hash: sha256.New()}
+	stored := &resumingReader{ctx: ctx, store: store, key: m.Key, size: m.StoredBytes, hash: newSideHash()}
+	defer stored.hash.stop()
 	defer stored.close()
-	plain := newHashingWriter()
-	plain.w = writerFunc(func(b []byte) (int, error) {
-		if plain.n+int64(len(b)) > m.PlainBytes {
+	plain := newSideHash()
+	defer plain.stop()
+	size := int64(0)
+	out := writerFunc(func(b []byte) (int, error) {
+		if size+int64(len(b)) > m.PlainBytes {
 			return 0, &CorruptError{Key: m.Key, Damage: DamageMismatch, Detail: fmt.Sprintf("it holds more than %d plain bytes", m.PlainBytes)}
 		}
 		n, err := w.Write(b)
-		if err != nil {
+		_, _ = plain.Write(b[:n])
+		if size += int64(n); err != nil {
 			err = &sinkError{err}
 		}
 		if progress != nil {
-			progress(plain.n+int64(n), stored.offset)
+			progress(size, stored.offset)
 		}
 		return n, err
 	})
-	if err := decode(m, stored, plain); err != nil {
+	if err := decode(m, stored, out); err != nil {
 		return fmt.Errorf("download snapshot: %w", err)
 	}
-	if err := verifySums(m, stored, plain); err != nil {
+	if err := verifySums(m, stored.hash.sum(), size, plain.sum()); err != nil {
 		return fmt.Errorf("download snapshot: %w", err)
 	}
 	return nil
@@ -123,15 +125,14 @@ func decode(m Manifest, stored *resumingReader, plain io.Writer) error {
 	return &CorruptError{Key: m.Key, Damage: DamageCorrupted, Detail: "it does not decompress", Err: err}
 }
 
-func verifySums(m Manifest, stored *resumingReader, plain *hashingWriter) error {
-	if got := fmt.Sprintf("%x", stored.hash.Sum(nil)); got != m.StoredSHA256 {
+func verifySums(m Manifest, stored []byte, size int64, plain []byte) error {
+	if got := fmt.Sprintf("%x", stored); got != m.StoredSHA256 {
 		return &CorruptError{Key: m.Key, Damage: DamageCorrupted, Detail: fmt.Sprintf("SHA-256 of the stored bytes is %s, want %s", got, m.StoredSHA256)}
 	}
-	size, got := plain.sum()
 	if size != m.PlainBytes {
 		return &CorruptError{Key: m.Key, Damage: DamageMismatch, Detail: fmt.Sprintf("it holds %d plain bytes, want %d", size, m.PlainBytes)}
 	}
-	if got != m.PlainSHA256 {
+	if got := fmt.Sprintf("%x", plain); got != m.PlainSHA256 {
 		return &CorruptError{Key: m.Key, Damage: DamageMismatch, Detail: fmt.Sprintf("SHA-256 of the plain bytes is %s, want %s", got, m.PlainSHA256)}
 	}
 	return nil
@@ -143,7 +144,7 @@ type resumingReader struct {
 	store  Store
 	key    string
 	size   int64
-	hash   hash.Hash
+	hash   *sideHash
 	body   io.ReadCloser
 	etag   string
 	offset int64
@@ -161,7 +162,7 @@ func (r *resumingReader) Read(b []byte) (int, error) {
 		}
 		// Never past the promised size: a larger object was refused when it was opened.
 		n, err := r.body.Read(b[:min(int64(len(b)), r.size-r.offset)])
-		r.hash.Write(b[:n])
+		_, _ = r.hash.Write(b[:n])
 		r.offset += int64(n)
 		if n > 0 {
 			r.broken = 0

@@ -13,6 +13,7 @@ import (
 //	generations/0000000001/00000000000004d2-20261201T170133.250Z-full.db.zst
 //	generations/0000000001/00000000000004d2-20261201T170133.250Z-full.json
 //	late/0000000001/…                                          finals that came after another's; never restored by themselves
+//	damaged/0000000001/20261201T170133.250Z.tar.zst            files of an etcd that could not be captured, as they were; a .json beside each
 const (
 	JournalPrefix     = "journal/"
 	generationsPrefix = "generations/"

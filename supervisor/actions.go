@@ -84,6 +84,8 @@ func (s *Supervisor) afterStep() {
 		s.enter(Fenced, s.machine.Reason())
 		if s.cfg.ExitWhenFenced && state == ownership.Superseded {
 			s.end(0, ErrSuperseded)
+		} else if head, _ := s.machine.Head(); s.cfg.ExitWhenFenced && head.Damaged != "" {
+			s.end(0, damagedFinal(head))
 		} else if s.cfg.ExitWhenFenced {
 			s.end(0, ErrFenced)
 		}

@@ -206,6 +206,7 @@ func (s *Supervisor) onStop(ctx context.Context, reason string, count int) {
 	log := s.log.Info().Str("signal", reason).Int("count", count)
 	switch {
 	case s.handingOff != nil && count == 1:
+		s.notified(s.init.Notifier().Extend(progressGrace)) // the stop's own timeout has just begun
 		log.Msg("stop requested; the final snapshot goes on, a second request ends the wait for it")
 	case s.handingOff != nil:
 		log.Msg("stop requested again; the final snapshot is left to the next start")

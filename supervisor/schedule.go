@@ -53,7 +53,7 @@ func (s *Supervisor) newSnapshots() *snapshots {
 			return snapshot.Prune(ctx, s.cfg.Store, generation, s.cfg.Snapshots.Keep, time.Now(), false)
 		}}
 	if s.watcher == nil {
-		n.open = func(ctx context.Context) error { _, err := s.ownGeneration(ctx); return err }
+		n.open = s.openStore
 	}
 	if !n.cfg.Schedule.Never() {
 		s.board.update(func(st *Status) { st.Snapshots = &SnapshotStatus{Schedule: n.cfg.Schedule.String()} })
@@ -253,6 +253,7 @@ func (n *snapshots) clean(ctx context.Context, generation uint64) {
 		n.log.Warn().Err(damaged).Msg("manifest cannot be read")
 	}
 	switch {
+	case errors.Is(context.Cause(ctx), errInterrupted): // the next one cleans up
 	case err != nil:
 		n.log.Warn().Err(err).Int("count", res.Deleted).Msg("old snapshots not all deleted")
 	case res.Deleted > 0:
@@ -278,6 +279,21 @@ func (s *Supervisor) snapshotGeneration(ctx context.Context) (uint64, error) {
 		return g, nil
 	}
 	return 0, errors.New("the generation is not known yet")
+}
+
+// openStore is, for an etcd without ownership, what start does with one: the store is probed, swept, and has a generation for what this etcd writes.
+func (s *Supervisor) openStore(ctx context.Context) error {
+	if _, err := s.ownGeneration(ctx); err != nil {
+		return err
+	}
+	can, err := s.cfg.Store.Probe(ctx)
+	if err != nil {
+		return err
+	}
+	s.log.Info().Stringer("store", s.cfg.Store).Bool("if_absent", can.IfAbsent).Bool("if_absent_multipart", can.IfAbsentMultipart).
+		Bool("deletes", can.Deletes).Dur("clock_offset_ms", can.ClockOffset).Msg("store probed")
+	s.sweep(ctx, "", staleUpload)
+	return nil
 }
 
 // ownGeneration is, for an etcd without ownership, the generation that this installation holds in the journal. It opens the first one in an empty journal.

@@ -2,11 +2,11 @@ package main
 
 import (
 	"net/http"
-	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/etcd-warden/etcd-warden/snapshot/storetest"
 )
@@ -67,14 +67,18 @@ func TestFinalFromAReadOnlyDisk(t *testing.T) {
 	if err := syscall.Mount("", disk, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""); err != nil {
 		t.Fatal(err)
 	}
-	s.start(siteA)
+	scratch := t.TempDir()
+	s.store.env = append(s.store.env, "TMPDIR="+scratch)
+	a := s.start(siteA)
 	b := s.start(siteB)
 	if how := s.await(siteA, "final capture").Fields["how"]; how != "fenced-restart" {
 		t.Errorf("captured by %v: the story did not happen", how)
 	}
 	s.await(siteB, "etcd serving")
 	s.handedOverOnce(b, death)
-	if left := globAll(t, filepath.Join(os.TempDir(), "etcd-warden-*", "data")); len(left) > 0 {
+	a.stop(s.ctx, 20*time.Second)
+	b.stop(s.ctx, 20*time.Second)
+	if left := globAll(t, filepath.Join(scratch, "*")); len(left) > 0 {
 		t.Errorf("copies are left behind: %v", left)
 	}
 }

@@ -10,8 +10,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -135,6 +137,56 @@ func TestDamagedSnapshotIsNamedByEveryCommand(t *testing.T) {
 	s.command(exitData, append(append([]string{"snapshot", "fetch"}, store...), key, filepath.Join(dir, "out.db"))...)
 	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
 		t.Errorf("fetch left %v behind (%v)", left, err)
+	}
+}
+
+// Certificates on both sides: given by flags, or read off etcd's own. Without them nothing is taken, and nothing is left in the store.
+func TestTakeWithCertificates(t *testing.T) {
+	s := newStory(t)
+	dir := t.TempDir()
+	cert, key, err := storetest.WriteCertificate(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ports, err := freePorts(2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := strings.Replace(urlOf(ports[0]), "http:", "https:", 1)
+	flags := []string{"--name", "m", "--data-dir", filepath.Join(dir, "data"), "--listen-client-urls", client, "--advertise-client-urls", client,
+		"--listen-peer-urls", urlOf(ports[1]), "--initial-advertise-peer-urls", urlOf(ports[1]), "--initial-cluster", "m=" + urlOf(ports[1]), "--log-level", "error",
+		"--cert-file", cert, "--key-file", key, "--trusted-ca-file", cert, "--client-cert-auth"}
+	etcd := exec.CommandContext(s.ctx, s.etcd, flags...)
+	etcd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := etcd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = etcd.Process.Kill(); _ = etcd.Wait() })
+	take := []string{"snapshot", "take", "--generation", "1", "--store", s.store.url}
+	own := append(slices.Clone(take), append([]string{"--", "etcd"}, flags...)...)
+	s.eventually(own...)
+	s.command(0, append(slices.Clone(take), "--endpoint", client, "--cacert", cert, "--cert", cert, "--key", key)...)
+	s.command(exitFailure, append(slices.Clone(take), "--endpoint", client, "--cacert", cert)...)
+	if n := len(s.listed()); n != 2 {
+		t.Errorf("%d snapshots, want 2", n)
+	}
+}
+
+// eventually repeats a command until it succeeds.
+func (s *story) eventually(args ...string) {
+	s.test.Helper()
+	tick := time.NewTicker(200 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		out, err := exec.CommandContext(s.ctx, s.self, args...).CombinedOutput()
+		if err == nil {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-s.ctx.Done():
+			s.test.Fatalf("%s: %v\n%s", strings.Join(args, " "), err, out)
+		}
 	}
 }
 

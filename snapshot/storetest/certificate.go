@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// writeCertificate makes a certificate for 127.0.0.1 that is its own authority, good for an hour, and returns the files of it and of its key.
-func writeCertificate(dir string) (certFile, keyFile string, err error) {
+// WriteCertificate makes a certificate for 127.0.0.1 that is its own authority, good for an hour and for both ends, and returns the files of it and of its key.
+func WriteCertificate(dir string) (certFile, keyFile string, err error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return "", "", fmt.Errorf("make a key: %w", err)
@@ -25,7 +25,7 @@ func writeCertificate(dir string) (certFile, keyFile string, err error) {
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(now.UnixNano()), Subject: pkix.Name{CommonName: "test"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, DNSNames: []string{"localhost"},
 		NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
-		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	}
 	cert, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	if err != nil {

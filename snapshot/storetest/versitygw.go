@@ -200,7 +200,7 @@ func StartS3(t testing.TB) *VersityGW {
 // StartS3TLS is StartS3 over https, with a certificate of its own authority: see VersityGW.CAFile.
 func StartS3TLS(t testing.TB) *VersityGW {
 	t.Helper()
-	cert, key, err := writeCertificate(t.TempDir())
+	cert, key, err := WriteCertificate(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,7 +7,7 @@ BUILD_FLAGS := -trimpath -buildvcs=false -ldflags '$(LDFLAGS)'
 TOOLS       := packaging/tools
 TEST_FLAGS  ?= -timeout 14m
 
-.PHONY: all build tools tools-s3 demo test test-race lint fmt bench bench-windows clean help
+.PHONY: all build tools tools-s3 demo test test-race lint fmt bench bench-windows bench-init conformance clean help
 
 all: build
 
@@ -48,6 +48,14 @@ bench: ## benchmarks
 
 bench-windows: build tools ## how long an old owner still acknowledges after the record moved
 	$(GO) test -buildvcs=false -timeout 20m -run '^$$' -bench LossVisible -benchtime $(or $(N),40)x ./cmd/etcd-warden
+
+bench-init: build ## our init against tini and dumb-init where installed
+	$(GO) test -buildvcs=false -run '^$$' -bench '^BenchmarkInit$$' -benchtime 1x -timeout 10m ./supervisor
+
+conformance: build ## an init conformance kit: INITKIT=directory of its source
+	@test -n "$(INITKIT)" || { echo "say INITKIT=directory"; exit 1; }
+	cd "$(INITKIT)" && $(GO) build -buildvcs=false -o $(CURDIR)/$(BIN)/initkit .
+	$(BIN)/initkit --limit 16s --wrap '$(CURDIR)/$(BIN)/etcd-warden run --log-level error --http 127.0.0.1:0 -- {}'
 
 fmt: ## format
 	gofmt -l -w cmd supervisor ownership snapshot signals

@@ -41,7 +41,7 @@ func TestDamagedFilesAreStoredByteForByte(t *testing.T) {
 	if found.Revision != 0 || found.LogWhole || found.Missing == "" {
 		t.Errorf("of files that nobody can read is said: %+v", found)
 	}
-	store := &storetest.Memory{}
+	store := storetest.NewMemory()
 	m, err := snapshot.UploadDamaged(t.Context(), store, dirs, 7, found, nil)
 	if err != nil {
 		t.Fatal(err)

@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -30,7 +29,6 @@ type s3Store struct {
 	limits Limits
 	log    zerolog.Logger
 
-	buffers     sync.Pool    // of *[]byte with the capacity of one part
 	bucketSeen  atomic.Bool  // something in the bucket has answered, so that a bare 404 speaks of the key
 	clockOffset atomic.Int64 // the server's clock minus ours, in ns, from the last answer
 }

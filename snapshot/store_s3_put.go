@@ -14,6 +14,7 @@ import (
 	"maps"
 	"net/http"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/minio/minio-go/v7"
@@ -32,7 +33,7 @@ func (s *s3Store) Put(ctx context.Context, key string, r io.Reader, opt PutOptio
 
 func (s *s3Store) put(ctx context.Context, key string, r io.Reader, opt PutOptions) (Object, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	source := newPartSource(r, &s.buffers, s.where.partBytes, s.where.parallel, opt.Size)
+	source := newPartSource(r, s.where.partBytes, s.where.parallel, opt.Size)
 	unwatch := closeOnDone(ctx, r) // a source that hangs while ctx ends
 	done := false
 	defer func() {
@@ -41,7 +42,6 @@ func (s *s3Store) put(ctx context.Context, key string, r io.Reader, opt PutOptio
 		}
 		cancel(nil)
 		source.settle()
-		source.recycle()
 	}()
 	if err := CheckKey(key); err != nil {
 		return Object{}, err
@@ -180,13 +180,15 @@ func (s *s3Store) checksum(data []byte) checksums {
 // partSource cuts a stream into parts of equal size (the last one may be shorter), with at most `parallel` buffers in existence.
 type partSource struct {
 	r       io.Reader
-	pool    *sync.Pool // where full-size buffers come from and go to
-	size    int        // of a part
+	size    int // of a part
 	want    int64
 	free    chan []byte // buffers to fill; nil stands for one that is not made yet
 	out     chan part
 	settled chan struct{} // closed when r is not read any more
 	started bool
+
+	mu     sync.Mutex // guards mapped
+	mapped [][]byte   // all full-size buffers
 }
 
 // part is one piece of the stream. Its data goes back by done.
@@ -197,8 +199,8 @@ type part struct {
 	err    error
 }
 
-func newPartSource(r io.Reader, pool *sync.Pool, size, parallel int, want int64) *partSource {
-	p := &partSource{r: r, pool: pool, size: size, want: want, free: make(chan []byte, parallel), out: make(chan part), settled: make(chan struct{})}
+func newPartSource(r io.Reader, size, parallel int, want int64) *partSource {
+	p := &partSource{r: r, size: size, want: want, free: make(chan []byte, parallel), out: make(chan part), settled: make(chan struct{})}
 	for range parallel {
 		p.free <- nil
 	}
@@ -257,26 +259,27 @@ func (p *partSource) fill(number int, buf []byte) part {
 	return part{number: number, data: buf}
 }
 
-// buffer returns an empty buffer that holds a whole part.
+// buffer returns an empty buffer that holds a whole part. It lies outside the heap: the collector lets the heap grow to twice what lives, and so would double
+// the memory of an upload.
 func (p *partSource) buffer() []byte {
-	if b, ok := p.pool.Get().(*[]byte); ok {
-		return (*b)[:0]
+	b, err := syscall.Mmap(-1, 0, p.size, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
+	if err != nil {
+		return make([]byte, 0, p.size)
 	}
-	return make([]byte, 0, p.size)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mapped = append(p.mapped, b)
+	return b[:0]
 }
 
-// recycle leaves the full-size buffers to the next Put. Nothing may use a part any more.
-func (p *partSource) recycle() {
-	for {
-		select {
-		case b := <-p.free:
-			if cap(b) == p.size {
-				p.pool.Put(&b)
-			}
-		default:
-			return
-		}
+// unmap gives the buffers back to the system. Nothing may use a part any more.
+func (p *partSource) unmap() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, b := range p.mapped {
+		_ = syscall.Munmap(b) // it is ours and whole, so this cannot fail
 	}
+	p.mapped = nil
 }
 
 // next returns the next part, the source's error, or the cause of ctx.
@@ -292,7 +295,8 @@ func (p *partSource) next(ctx context.Context) (part, error) {
 // done gives a part's buffer back. It never blocks: there are never more buffers than room.
 func (p *partSource) done(piece part) { p.free <- piece.data }
 
-// settle waits until r is left alone, which takes no time unless a read of it hangs; then it gives up after a moment.
+// settle waits until r is left alone, which takes no time unless a read of it hangs; then it gives up after a moment. The buffers go when the last read is
+// over, be it long after the return. Nothing but that read may use a part any more.
 func (p *partSource) settle() {
 	if !p.started {
 		return
@@ -301,6 +305,8 @@ func (p *partSource) settle() {
 	defer timer.Stop()
 	select {
 	case <-p.settled:
+		p.unmap()
 	case <-timer.C:
+		go func() { <-p.settled; p.unmap() }()
 	}
 }

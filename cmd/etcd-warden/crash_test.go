@@ -136,7 +136,7 @@ func TestCrashAfterAnyStepOfTheRestore(t *testing.T) {
 // The old site's warden is killed at random moments of the handover, one to three times. CRASH_N says how many rounds,
 // CRASH_SEED which.
 func TestKilledAtRandomMomentsOfTheHandover(t *testing.T) {
-	rounds, err := strconv.Atoi(orElse("CRASH_N", "2"))
+	rounds, err := strconv.Atoi(orElse("CRASH_N", "1"))
 	if err != nil {
 		t.Fatalf("CRASH_N: %v", err)
 	}

@@ -25,7 +25,7 @@ var tortureEnds = []string{"KILL", "handover", "SEGV", "TERM", "STOP+KILL", "ful
 // it with everything that was acknowledged. `make torture N=200 SEED=7` runs many rounds; a seed replays the choices of
 // each round (not the scheduler's). TORTURE_ETCD names another etcd than the pinned one.
 func TestTortureFinalIsExact(t *testing.T) {
-	rounds, err := strconv.Atoi(orElse("TORTURE_N", "3"))
+	rounds, err := strconv.Atoi(orElse("TORTURE_N", "2"))
 	if err != nil {
 		t.Fatalf("TORTURE_N: %v", err)
 	}

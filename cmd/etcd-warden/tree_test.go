@@ -56,6 +56,9 @@ func TestImportsGoOneWay(t *testing.T) {
 		"signals":             nil,
 		"ownership/ownertest": {"ownership"},
 		"snapshot/storetest":  {"snapshot"},
+
+		"packaging/containertest":       nil,
+		"packaging/containertest/parts": {"ownership/ownertest"},
 	}
 	// Who may use a library, by the prefix of its path.
 	only := map[string][]string{

@@ -163,6 +163,9 @@ func (m *machine) serving() {
 
 func testUnitStart(t *testing.T, _ *world, m *machine) {
 	m.t = t
+	if says := m.sh("systemd-analyze verify etcd-warden.service 2>&1"); says != "" {
+		t.Errorf("systemd-analyze verify: %s", says)
+	}
 	m.sh("systemctl start etcd-warden")
 	m.serving()
 	m.poll("systemctl status shows our line", "systemctl status etcd-warden --no-pager || true", contains(`Status: "running`))

@@ -7,7 +7,7 @@ BUILD_FLAGS := -trimpath -buildvcs=false -ldflags '$(LDFLAGS)'
 TOOLS       := packaging/tools
 TEST_FLAGS  ?= -timeout 14m
 
-.PHONY: all build tools tools-s3 demo test test-race lint fmt bench bench-windows bench-init conformance clean help
+.PHONY: all build tools tools-s3 demo test test-race lint fmt bench bench-windows bench-init conformance image packages test-packaging test-systemd vulncheck sbom clean help
 
 all: build
 
@@ -43,6 +43,34 @@ test: build tools tools-s3 ## all tests, with the race detector
 
 test-race: test ## the same as test: the race detector is always on
 
+NFPM := $(BIN)/nfpm
+GOVULNCHECK := $(BIN)/govulncheck
+$(eval $(call tool,nfpm,nfpm,github.com/goreleaser/nfpm/v2/cmd/nfpm,to build the packages))
+$(eval $(call tool,govulncheck,govulncheck,golang.org/x/vuln/cmd/govulncheck,to look for known vulnerabilities))
+
+image: build tools ## the container image etcd-warden:VERSION, from local files only (dist/image is its context)
+	packaging/image.sh etcd-warden:$(subst +,-,$(VERSION)) dist/image $(BIN)
+
+packages: build $(NFPM) ## the .deb and the .rpm into dist/
+	packaging/package.sh $(BIN)/etcd-warden $(NFPM) $(VERSION) dist
+
+test-packaging: ## Kubernetes examples against the API's types, alerts against Prometheus' parser (modules of their own)
+	cd $(TOOLS)/kubernetes && $(GO) test ./...
+	cd $(TOOLS)/prometheus && $(GO) test ./...
+
+test-systemd: build tools tools-s3 $(NFPM) ## the package under a real systemd in a container (root, Docker, debootstrap; a few minutes)
+	packaging/package.sh $(BIN)/etcd-warden $(NFPM) v0.0.0 dist/test-systemd
+	packaging/containertest/rootfs.sh dist/systemd-rootfs.tar
+	$(GO) vet -buildvcs=false -tags systemd ./packaging/containertest
+	$(GO) test -buildvcs=false -tags systemd -count=1 -timeout 10m -run '^TestSystemd$$' ./packaging/containertest \
+		-rootfs $(CURDIR)/dist/systemd-rootfs.tar -deb $(CURDIR)/dist/test-systemd/etcd-warden_0.0.0_$(shell $(GO) env GOARCH).deb
+
+vulncheck: build $(GOVULNCHECK) ## known vulnerabilities in what is linked (asks vuln.go.dev)
+	$(GOVULNCHECK) -mode binary $(BIN)/etcd-warden
+
+sbom: build ## dist/etcd-warden.cdx.json and dist/THIRD-PARTY-LICENSES.txt, from the built program
+	packaging/sbom.sh $(BIN)/etcd-warden dist
+
 bench: ## benchmarks
 	$(GO) test -buildvcs=false -run '^$$' -bench . -benchmem ./...
 
@@ -58,11 +86,11 @@ conformance: build ## an init conformance kit: INITKIT=directory of its source
 	$(BIN)/initkit --limit 16s --wrap '$(CURDIR)/$(BIN)/etcd-warden run --log-level error --http 127.0.0.1:0 -- {}'
 
 fmt: ## format
-	gofmt -l -w cmd supervisor ownership snapshot signals
+	gofmt -l -w cmd supervisor ownership snapshot signals packaging
 
 lint: ## formatting and vet
-	@test -z "$$(gofmt -l cmd supervisor ownership snapshot signals)" || { gofmt -l cmd supervisor ownership snapshot signals; exit 1; }
+	@test -z "$$(gofmt -l cmd supervisor ownership snapshot signals packaging)" || { gofmt -l cmd supervisor ownership snapshot signals packaging; exit 1; }
 	$(GO) vet -buildvcs=false ./...
 
 clean: ## remove what was built
-	rm -rf $(BIN)
+	rm -rf $(BIN) dist

@@ -21,8 +21,9 @@ const (
 	fencedStop = time.Minute
 )
 
-// fencedTries is how often an etcd may end by itself in a fenced restart before its files are taken for damaged.
-const fencedTries = 3
+// fencedTries is how often an etcd may end by itself in a fenced restart before its files are taken for damaged. With the
+// back-off between them they take half a minute: a want of memory passes, damage does not.
+const fencedTries = 5
 
 // capture opens the files of the dead etcd, after a fenced restart where its database lags behind its log. done closes
 // what it opened and removes what it made. The error is a *damage when another try cannot help.

@@ -22,6 +22,7 @@ type loss struct {
 // store nor DNS.
 func (s *Supervisor) handover(ctx context.Context, child *Child, why loss) error {
 	began := time.Now()
+	s.fencedEnds = 0
 
 	// 1. Nobody is sent here any more. The marker is on its way to the disk, but nothing waits for it: if a crash comes
 	// first, the next start cannot serve without asking DNS and the journal.

@@ -139,6 +139,23 @@ func TestUnreadableDatabaseIsStoredAsItIs(t *testing.T) {
 	}
 }
 
+// An etcd that refuses to start on files in which nothing is found wrong is asked a few times, not for ever.
+func TestEtcdThatDoesNotStartEndsInADamagedFinal(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.store.env = append(s.store.env, "ETCD_BACKEND_BATCH_INTERVAL=1h", "ETCD_BACKEND_BATCH_LIMIT=600")
+	s.killedBehind()
+	s.etcd = filepath.Join(t.TempDir(), "etcd-that-refuses")
+	if err := os.WriteFile(s.etcd, []byte("#!/bin/sh\necho refused >&2\nexit 1\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	s.start(siteA)
+	_, m := s.damagedFinal()
+	if m.Salvaged == "" || !m.LogWhole || m.LogLast <= m.DBIndex || !strings.Contains(m.Missing, "does not start on its own files") {
+		t.Errorf("the manifest says %+v", m)
+	}
+}
+
 // Files of two members, as after a mistake with --wal-dir, are no damage: the operator has the right ones somewhere.
 // Nothing may be ended, and the next try with the right files ends well.
 func TestForeignDatabaseIsToldAndEndsNothing(t *testing.T) {

@@ -42,12 +42,13 @@ func TestSystemd(t *testing.T) {
 		test func(*testing.T, *world, *machine)
 	}{
 		{"ServiceStartsAndStatusSaysSo", testUnitStart},
-		{"ReloadKeepsItRunning", testUnitReload},
+		{"ReloadAndUpgradeKeepItRunning", testUnitReload},
 		{"StopIsCleanAndFreesTheData", testUnitStop},
 		{"CrashOfTheWardenTakesEtcdAlongAndIsRestarted", testUnitCrash},
 		{"EtcdThatHangsIsFoundByTheWatchdog", testUnitWatchdog},
 		{"RebootInMidHandoverResumesIt", testUnitReboot},
 		{"HandoverOutlastsTheStopTimeout", testUnitOutlast},
+		{"RemovalKeepsTheData", testUnitRemove},
 	} {
 		if !t.Run(step.name, func(t *testing.T) { step.test(t, w, m) }) {
 			t.Logf("journal:\n%s", m.journal())
@@ -187,6 +188,12 @@ func testUnitReload(t *testing.T, _ *world, m *machine) {
 	if again := m.property("MainPID"); again != pid {
 		t.Errorf("reload changed the main process from %s to %s", pid, again)
 	}
+	// When etcd is restarted is for the operator to say, not for the package manager.
+	m.sh("dpkg -i /host/etcd-warden.deb")
+	m.serving()
+	if again := m.property("MainPID"); again != pid {
+		t.Errorf("the upgrade changed the main process from %s to %s", pid, again)
+	}
 }
 
 func testUnitStop(t *testing.T, _ *world, m *machine) {
@@ -266,5 +273,14 @@ func testUnitOutlast(t *testing.T, w *world, m *machine) {
 	m.poll("the stop ends", "systemctl show -P ActiveState etcd-warden", func(out string) bool { return out == "inactive" || out == "failed" })
 	if result := m.property("Result"); result != "success" {
 		t.Errorf("the stop ended with %s (exit status %s)", result, m.property("ExecMainStatus"))
+	}
+}
+
+func testUnitRemove(t *testing.T, _ *world, m *machine) {
+	m.t = t
+	m.sh("dpkg -r etcd-warden")
+	m.sh("test -d /var/lib/etcd/default/member && test -s /etc/default/etcd-warden && getent passwd etcd")
+	if m.try("systemctl cat etcd-warden") != "" {
+		t.Error("the unit is still there")
 	}
 }

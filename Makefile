@@ -7,7 +7,7 @@ BUILD_FLAGS := -trimpath -buildvcs=false -ldflags '$(LDFLAGS)'
 TOOLS       := packaging/tools
 TEST_FLAGS  ?= -timeout 14m
 
-.PHONY: all build tools tools-s3 demo test test-race lint fmt bench bench-windows bench-init conformance image packages test-packaging test-systemd vulncheck sbom clean help
+.PHONY: all build tools tools-all tools-s3 torture crash bench-stop bench-handover demo test test-race lint fmt bench bench-windows bench-init conformance image packages test-packaging test-systemd vulncheck sbom clean help
 
 all: build
 
@@ -21,6 +21,8 @@ build: ## build bin/etcd-warden
 # A tool is rebuilt only when its go.mod or go.sum changes.
 tools: $(BIN)/etcd $(BIN)/etcdctl $(BIN)/etcdutl ## build the pinned real etcd, etcdctl and etcdutl (once, a few minutes on a cold cache)
 
+tools-all: tools $(BIN)/etcd-3.5 $(BIN)/etcdutl-3.5 $(BIN)/etcd-3.7 $(BIN)/etcdutl-3.7 ## every etcd that the torture runs with
+
 tools-s3: $(BIN)/versitygw ## build the S3 server that the tests use (once, a few minutes on a cold cache)
 
 define tool # $(1) program, $(2) module directory, $(3) package, $(4) why
@@ -33,6 +35,10 @@ endef
 $(eval $(call tool,etcd,etcd-3.6,go.etcd.io/etcd/server/v3,the etcd that demo and tests supervise))
 $(eval $(call tool,etcdctl,etcd-3.6,go.etcd.io/etcd/etcdctl/v3,to look into that etcd))
 $(eval $(call tool,etcdutl,etcd-3.6,go.etcd.io/etcd/etcdutl/v3,to check our snapshots with etcd's own tool))
+$(eval $(call tool,etcd-3.5,etcd-3.5,go.etcd.io/etcd/server/v3,etcd 3.5))
+$(eval $(call tool,etcdutl-3.5,etcd-3.5,go.etcd.io/etcd/etcdutl/v3,etcd 3.5))
+$(eval $(call tool,etcd-3.7,etcd-3.7,go.etcd.io/etcd/server/v3,etcd 3.7))
+$(eval $(call tool,etcdutl-3.7,etcd-3.7,go.etcd.io/etcd/etcdutl/v3,etcd 3.7))
 $(eval $(call tool,versitygw,s3,github.com/versity/versitygw/cmd/versitygw,a real S3 server for the tests))
 
 demo: build tools ## an ownership change, start to end, on loopback
@@ -71,8 +77,21 @@ vulncheck: build $(GOVULNCHECK) ## known vulnerabilities in what is linked (asks
 sbom: build ## dist/etcd-warden.cdx.json and dist/THIRD-PARTY-LICENSES.txt, from the built program
 	packaging/sbom.sh $(BIN)/etcd-warden dist
 
-bench: ## benchmarks
-	$(GO) test -buildvcs=false -run '^$$' -bench . -benchmem ./...
+# Long ones, each with a short run among the tests. A run prints its seed, which replays it: make torture N=200 SEED=1.
+torture: build tools ## etcds ended in every way under load, each final compared write by write (N rounds, SEED, ETCD=bin/etcd-3.5)
+	TORTURE_N=$(N) TORTURE_SEED=$(SEED) TORTURE_ETCD=$(abspath $(ETCD)) \
+		$(GO) test -race -buildvcs=false -v -timeout 24h -run TestTortureFinalIsExact ./cmd/etcd-warden
+
+crash: build tools ## wardens killed at random moments of a handover (N rounds, SEED)
+	CRASH_N=$(N) CRASH_SEED=$(SEED) $(GO) test -race -buildvcs=false -v -timeout 24h -run TestKilledAtRandomMoments ./cmd/etcd-warden
+
+bench: bench-init bench-stop bench-handover bench-windows ## all benchmarks; they print ratios measured side by side
+
+bench-stop: tools ## from the loss of ownership to the proof of death, with 200 watchers and 64 writers (ETCD=bin/etcd-3.5)
+	HANDOVER_ETCD=$(abspath $(ETCD)) $(GO) test -buildvcs=false -run '^$$' -bench BenchmarkStopInAHandover -benchtime 5x ./cmd/etcd-warden
+
+bench-handover: tools ## from TERM to the committed final of 1 GiB, against cat, sha256sum and zstd
+	$(GO) test -buildvcs=false -v -timeout 30m -run '^$$' -bench BenchmarkHandoverOfALarge -benchtime 1x ./cmd/etcd-warden
 
 bench-windows: build tools ## how long an old owner still acknowledges after the record moved
 	$(GO) test -buildvcs=false -timeout 20m -run '^$$' -bench LossVisible -benchtime $(or $(N),40)x ./cmd/etcd-warden

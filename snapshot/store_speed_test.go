@@ -159,7 +159,7 @@ func median(values []float64) float64 {
 }
 
 // The speed and memory of a transfer beside those of curl and of zstd, in the same run on the same machine. By default small, so that it is only known to
-// work; with STORE_SPEED_MIB=2048 and STORE_SPEED_ROUNDS=5 it is the measurement that docs/store.md quotes. Times are reported, not judged; memory, which does
+// work; with STORE_SPEED_MIB=2048 and STORE_SPEED_ROUNDS=5 it is a measurement (TMPDIR in memory, or the disk is what is measured). Times are reported, not judged; memory, which does
 // not depend on what else the machine does, is.
 func TestStoreSpeed(t *testing.T) {
 	curl, err := exec.LookPath("curl")

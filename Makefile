@@ -7,7 +7,7 @@ BUILD_FLAGS := -trimpath -buildvcs=false -ldflags '$(LDFLAGS)'
 TOOLS       := packaging/tools
 TEST_FLAGS  ?= -timeout 14m
 
-.PHONY: all build tools tools-all tools-s3 torture crash bench-stop bench-handover demo test test-race lint fmt bench bench-windows bench-init conformance image packages test-packaging test-systemd vulncheck sbom clean help
+.PHONY: all build tools tools-all tools-s3 torture crash bench-store bench-stop bench-handover demo test test-race lint fmt bench bench-windows bench-init conformance image packages test-packaging test-systemd vulncheck sbom clean help
 
 all: build
 
@@ -85,7 +85,11 @@ torture: build tools ## etcds ended in every way under load, each final compared
 crash: build tools ## wardens killed at random moments of a handover (N rounds, SEED)
 	CRASH_N=$(N) CRASH_SEED=$(SEED) $(GO) test -race -buildvcs=false -v -timeout 24h -run TestKilledAtRandomMoments ./cmd/etcd-warden
 
-bench: bench-init bench-stop bench-handover bench-windows ## all benchmarks; they print ratios measured side by side
+bench: bench-store bench-init bench-stop bench-handover bench-windows ## all benchmarks; they print ratios measured side by side
+
+bench-store: tools-s3 ## speed and memory of the store beside curl and zstd (2 GiB; needs curl and room in /dev/shm)
+	TMPDIR=/dev/shm STORE_SPEED_MIB=2048 STORE_SPEED_ROUNDS=5 \
+		$(GO) test -buildvcs=false -count=1 -timeout 40m -v -run '^TestStoreSpeed$$' ./snapshot
 
 bench-stop: tools ## from the loss of ownership to the proof of death, with 200 watchers and 64 writers (ETCD=bin/etcd-3.5)
 	HANDOVER_ETCD=$(abspath $(ETCD)) $(GO) test -buildvcs=false -run '^$$' -bench BenchmarkStopInAHandover -benchtime 5x ./cmd/etcd-warden

@@ -198,7 +198,6 @@ func (s *Supervisor) captureAndUpload(ctx context.Context, generation uint64, la
 		return snapshot.Manifest{}, err
 	}
 	defer done()
-	defer dead.Close()
 	proof := dead.Proof()
 	s.made("captured")
 	s.stepTook("capture", time.Since(captured))

@@ -86,8 +86,10 @@ func (s *Supervisor) probe(ctx context.Context) func() {
 		if err == nil {
 			s.log.Info().Stringer("store", s.cfg.Store).Bool("if_absent", can.IfAbsent).Bool("if_absent_multipart", can.IfAbsentMultipart).
 				Dur("clock_offset_ms", can.ClockOffset).Msg("store probed")
-			s.sweep(ctx, "", staleUpload)
-			return func() { s.begin(ctx, can) }
+			return func() {
+				s.begin(ctx, can)
+				s.do(ctx, func(ctx context.Context) func() { s.sweep(ctx, "", staleUpload); return nil })
+			}
 		}
 		if s.cfg.Owner.StartWithoutStore == ownership.StartIfOurs {
 			s.log.Warn().Err(err).Msg("store not probed")

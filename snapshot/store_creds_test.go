@@ -212,9 +212,7 @@ func TestCredentialProcess(t *testing.T) {
 	_, url := startKeyServer(t, "printed")
 	put(t, openStore(t, url, snapshot.OpenOptions{}), "a", "x")
 
-	release := filepath.Join(dir, "release")
-	program("until [ -e " + release + " ]; do sleep 0.1; done")
-	t.Cleanup(func() { _ = os.WriteFile(release, nil, 0o600) }) // nothing of it outlives the test for long
+	program("while [ -e " + script + " ]; do sleep 0.1; done") // ends with the test's directory
 	store := openStore(t, url, snapshot.OpenOptions{})
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()

@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"os/exec"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -15,13 +16,13 @@ import (
 
 // A watch that ends because the warden is away for a moment is of no use in a handover. An interrupt is its good end.
 func TestWatchedStatusGoesOnUntilInterrupted(t *testing.T) {
-	asked := 0
+	var asked atomic.Int32
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/readyz" {
 			w.WriteHeader(http.StatusServiceUnavailable)
 			return
 		}
-		if asked++; asked == 2 || asked == 3 { // the client repeats the first by itself
+		if n := asked.Add(1); n == 2 || n == 3 { // the client repeats the first by itself
 			panic(http.ErrAbortHandler)
 		}
 		json.NewEncoder(w).Encode(supervisor.Status{Version: "v0", Phase: supervisor.Waiting, Why: "not ours"})
@@ -44,8 +45,8 @@ func TestWatchedStatusGoesOnUntilInterrupted(t *testing.T) {
 			away++
 		}
 	}
-	if views != 2 || away != 1 {
-		t.Errorf("saw %d views and %d times that nobody answers, want 2 and 1", views, away)
+	if views != 2 || away == 0 {
+		t.Errorf("saw %d views and %d times that nobody answers, want 2 and at least 1", views, away)
 	}
 	if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
 		t.Fatal(err)

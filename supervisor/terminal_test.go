@@ -95,11 +95,12 @@ func TestTheChildHasTheTerminal(t *testing.T) {
 	}
 }
 
-// Ctrl-Z gives the shell its terminal back, and fg resumes the child.
+// Ctrl-Z gives the shell its terminal back, and fg resumes the child. The child forks nothing: a shell that is stopped
+// between vfork and exec of its own child does not stop.
 func TestCtrlZAndFg(t *testing.T) {
 	for name, flags := range map[string][]string{"command": nil, "etcd": {"-etcd"}} {
 		t.Run(name, func(t *testing.T) {
-			w, user := onTerminal(t, false, append(flags, shell(`echo ready $$ 0; while :; do sleep 0.01; done`)...)...)
+			w, user := onTerminal(t, false, append(flags, shell(`echo ready $$ 0; exec sleep 600`)...)...)
 			pid, _ := w.ready()
 			warden := parentOf(t, pid)
 			user.Write([]byte{26})
